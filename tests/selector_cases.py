@@ -1,0 +1,51 @@
+"""Every selector with made-up features: what the contract test runs over. A new selector adds one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.full_data import FullSelector
+from baselines.random_choice import RandomSelector
+from clusterft.interfaces import Feature, Selector
+from clusterft.records import Example, Pool
+from clusterft.seeding import generator
+
+Features = Callable[[Sequence[str]], Mapping[str, Feature]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """make() a selector; features(ids) its features, each row a function of its id; ranking: smaller budgets nest in larger ones;
+    only_all: the one budget it takes is the whole pool."""
+
+    make: Callable[[], Selector]
+    features: Features
+    ranking: bool = True
+    only_all: bool = False
+
+
+def make_pool(n: int = 40) -> Pool:
+    return Pool("toy", tuple(Example(f"{i:04x}", f"instruction {i}", f"answer {i}") for i in range(n)))
+
+
+def permuted(pool: Pool, seed: int = 1) -> Pool:
+    order = generator(seed, "permute").permutation(len(pool))
+    return Pool(pool.name, tuple(pool.examples[i] for i in order))
+
+
+def rows_by_id(ids: Sequence[str], width: int, purpose: str) -> np.ndarray:
+    """(n, width) float32 normal rows; a row depends on its id and nothing else."""
+    return np.stack([generator(0, purpose, one).normal(size=width) for one in ids]).astype(np.float32)
+
+
+def no_features(ids: Sequence[str]) -> Mapping[str, Feature]:
+    return {}
+
+
+CASES: dict[str, Case] = {
+    "random": Case(RandomSelector, no_features),
+    "full": Case(FullSelector, no_features, only_all=True),
+}
