@@ -1,7 +1,7 @@
 """Random choice: the floor that every method has to beat.
 
-In comes a pool and a generator; out come `budget` rows, uniformly and without replacement. They are the first rows of one permutation
-of the ids, so for one seed a smaller budget lies within a larger one: comparing ratios then has less noise.
+In comes a pool and a generator; out come `budget` rows, uniformly and without replacement. They are the first rows of one
+permutation of the ids, so for one seed a smaller budget lies within a larger one: comparing ratios then has less noise.
 """
 
 from __future__ import annotations

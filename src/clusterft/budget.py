@@ -1,8 +1,8 @@
 """The one rule that turns a budget as a person writes it into a number of rows, and the check every selector makes.
 
-In come the pool's size and a text such as "0.29" or "8"; out comes a number of rows. A text with a decimal point or an exponent is a
-fraction of the pool, floored in exact decimal arithmetic and at least one row; a whole number is a number of rows. The rule is the
-same for every method, so that rows in one table differ in the method and in nothing else.
+In come the pool's size and a text such as "0.29" or "8"; out comes a number of rows. A text with a decimal point or an exponent
+is a fraction of the pool, floored in exact decimal arithmetic and at least one row; a whole number is a number of rows. The
+rule is the same for every method, so that rows in one table differ in the method and in nothing else.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from clusterft.exact import floor_product
 def rows_for(n: int, budget: str | int | float) -> int:
     """Rows to keep of `n`: "0.29" of 100 is 29, "0.05" of 7 is 1, "1.0" is everything, "8" is 8 rows.
 
-    A float stands for its shortest text (0.29 is 29/100, 1.0 is everything). Raises ValueError, with both numbers, if the result would
-    lie outside 1 ... n or the text is not a number.
+    A float stands for its shortest text (0.29 is 29/100, 1.0 is everything). Raises ValueError, with both numbers, if the
+    result would lie outside 1 ... n or the text is not a number.
     """
     if n < 1:
         raise ValueError(f"a pool of {n} rows has nothing to choose from")
@@ -41,7 +41,8 @@ def rows_for(n: int, budget: str | int | float) -> int:
 
 
 def require_rows(method: str, budget: object, n: int) -> int:
-    """`budget` as an int in 1 ... n. Raises ValueError with both numbers otherwise, also for anything that is not a whole number."""
+    """`budget` as an int in 1 ... n. Raises ValueError with both numbers otherwise, also for anything that is not a whole
+    number."""
     if isinstance(budget, bool) or not isinstance(budget, int | np.integer):
         raise ValueError(f"{method}: a budget of {budget!r} rows out of {n} is not a whole number")
     if not 1 <= budget <= n:

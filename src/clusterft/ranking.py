@@ -1,8 +1,8 @@
 """From scores to a selection: what every ranking baseline shares.
 
-In come scores in pool order, a reason for each row that may not be ranked, and a budget; out comes a `Selection`, best row first. Ties
-go to the smaller id, so the result depends neither on the order of the pool nor on the sort; a smaller budget is a prefix of a larger
-one. A score that is not finite is never ranked (in torch's descending sort NaN would come first).
+In come scores in pool order, a reason for each row that may not be ranked, and a budget; out comes a `Selection`, best row
+first. Ties go to the smaller id, so the result depends neither on the order of the pool nor on the sort; a smaller budget is a
+prefix of a larger one. A score that is not finite is never ranked (in torch's descending sort NaN would come first).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def ranked_selection(
 ) -> Selection:
     """The `budget` rows of highest score.
 
-    scores (n,) in pool order; reasons id -> why the row may not be ranked. Raises ValueError, with both numbers, if `budget` exceeds the rows
-    that can be ranked.
+    scores (n,) in pool order; reasons id -> why the row may not be ranked. Raises ValueError, with both numbers, if `budget`
+    exceeds the rows that can be ranked.
     """
     if scores.shape != (len(pool),):
         raise ValueError(f"{method}: {scores.shape} scores for a pool of {len(pool)} rows; compute the feature again")
