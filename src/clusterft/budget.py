@@ -26,10 +26,8 @@ def rows_for(n: int, budget: str | int | float) -> int:
     try:
         value = Decimal(text)
     except InvalidOperation:
-        raise ValueError(
-            f"budget {budget!r} is not a number; write a fraction such as 0.25 or a number of rows such as 8"
-        ) from None
-    if isinstance(budget, bool) or not value.is_finite():
+        value = Decimal("nan")
+    if not value.is_finite():
         raise ValueError(f"budget {budget!r} is not a number; write a fraction such as 0.25 or a number of rows such as 8")
     if _is_row_count(text):
         return require_rows("budget", int(value), n)

@@ -67,8 +67,8 @@ def require_ranked(method: str, budget: int, ranked: int, rejected: Mapping[str,
     """Raises ValueError if fewer rows can be ranked than the budget asks for, with both numbers and what was set aside."""
     if budget > ranked:
         raise ValueError(
-            f"{method}: a budget of {budget} rows, but only {ranked} can be chosen ({len(rejected)} rejected: {count_reasons(rejected)}); "
-            "lower the budget"
+            f"{method}: a budget of {budget} rows, but only {ranked} can be chosen "
+            f"({len(rejected)} rejected: {count_reasons(rejected)}); lower the budget"
         )
 
 
