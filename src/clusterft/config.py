@@ -84,12 +84,14 @@ class TrainerConfig:
 
 
 @dataclass
-class BudgetConfig:
-    """How many rows every method may keep."""
+class ClusteringConfig:
+    """Clusters of the gradient proxies. Shared: every selector whose budget matches CluSTER's needs them."""
 
-    rule: str = MISSING  # match_cluster (as many as CluSTER keeps at this ratio) | fraction (of the pool) | rows | all
-    ratio: Any = MISSING  # r of the paper for match_cluster; share for fraction; kept as text so that 0.29 stays 0.29
-    rows: int | None = None
+    n_clusters: int = MISSING  # K
+    capacity_factor: float = MISSING  # alpha
+    solver: str = MISSING  # exact | released | min_cost_flow
+    n_init: int = MISSING
+    proxy: dict[str, Any] = MISSING  # parameters of the gradient-proxy pass
 
 
 @dataclass
@@ -118,15 +120,20 @@ class RunConfig:
 
     data: DataConfig = MISSING
     model: ModelConfig = MISSING
-    selector: Any = MISSING
-    budget: BudgetConfig = MISSING
-    clustering: Any = MISSING  # K, alpha, solver ... of CluSTER; shared by every selector whose budget matches CluSTER's
+    selector: Any = MISSING  # ratio, budget, rows, and the method's own parameters with its _target_
+    clustering: ClusteringConfig = MISSING
     sampler: SamplerConfig = MISSING
     trainer: TrainerConfig = MISSING
     evaluators: Any = MISSING  # name -> evaluator node with _target_
     baseline_sizes: Any = MISSING
     runtime: RuntimeConfig = MISSING
     seed: int = MISSING
+    domain: Any = None
+    scale: Any = None  # name and facts of the scale file
+    experiment: Any = None  # the table or figure, see experiments/spec.py
+    cell: int | None = None  # run only this cell of the experiment
+    plan: bool = False  # print what would run, and stop
+    explain: Any = None  # [row, column, metric]: name the runs behind a cell
 
 
 def load_frozen(path: Path) -> DictConfig:

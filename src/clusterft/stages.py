@@ -1,0 +1,256 @@
+"""The stages of one run, each callable alone: prepare, features, select, train, evaluate.
+
+Every stage reads the frozen configuration and what the stage before it left on disk, so that each can be a separate job and each
+resumes by itself. `runner.run_one` strings them together; `worker` calls them on the ranks of a distributed job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from clusterft import launch
+from clusterft.cluster import ClusterSelector
+from clusterft.config import load_frozen
+from clusterft.data import load_pool
+from clusterft.distributed import Dist, single_process
+from clusterft.exact import floor_product
+from clusterft.features import FeatureContext, FeatureStore, compute
+from clusterft.interfaces import EvalContext, Feature, FeatureSpec, Selector
+from clusterft.kmeans import check_feasible
+from clusterft.models import load_model, load_tokenizer
+from clusterft.prompting import encode_pool
+from clusterft.records import Cost, Encoded, Metric, Pool, Selection
+from clusterft.seeding import generator, seed_hash
+from clusterft.selection_io import read_selection, write_selection
+
+# Keys of the selector node that say how much to keep; the rest are the method's own parameters.
+BUDGET_KEYS = ("ratio", "budget", "rows")
+BUDGET_RULES = ("match_cluster", "fraction", "rows", "all")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The pool as tokens: `pool` without the rows that cannot teach, `encoded` aligned with it, the held-out rows likewise."""
+
+    pool: Pool
+    encoded: tuple[Encoded, ...]
+    tokenizer: Any
+    heldout: tuple[Encoded, ...]
+    heldout_groups: tuple[str, ...]
+    heldout_pool: Pool
+
+
+def prepare(cfg: DictConfig) -> Prepared:
+    """Loads, templates and tokenises. The same code for every selector, the trainer and the held-out loss."""
+    pools = load_pool(cfg.data, assets_dir=Path(cfg.runtime.assets_dir), cache_dir=Path(cfg.runtime.cache_dir).expanduser())
+    tokenizer = load_tokenizer(cfg.model, assets_dir=Path(cfg.runtime.assets_dir), cache_dir=Path(cfg.runtime.cache_dir).expanduser())
+    limits = {"max_row_tokens": cfg.data.max_row_tokens}
+    pool, encoded = encode_pool(pools.train, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
+    heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
+    groups = tuple(str(e.meta[cfg.data.group_field]) if cfg.data.group_field else "all" for e in heldout_pool.examples)
+    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool)
+
+
+def make_selector(cfg: DictConfig) -> Selector:
+    """The configured selector. Raises what its constructor raises for an unknown or missing parameter."""
+    node = {k: v for k, v in OmegaConf.to_container(cfg.selector, resolve=True).items() if k not in BUDGET_KEYS}
+    return instantiate(node, _convert_="all")
+
+
+def cluster_selector(cfg: DictConfig) -> ClusterSelector:
+    """CluSTER with the run's clustering: what the budget rule `match_cluster` asks for the number of rows."""
+    node = OmegaConf.to_container(cfg.clustering, resolve=True)
+    return ClusterSelector(**node, within="peripheral", allocation="equal", weights="balanced")
+
+
+def needed_features(cfg: DictConfig) -> list[FeatureSpec]:
+    """Features of the selector and, for `match_cluster`, of CluSTER; each once."""
+    specs = list(make_selector(cfg).feature_specs())
+    if cfg.selector.budget == "match_cluster":
+        specs += [s for s in cluster_selector(cfg).feature_specs() if s not in specs]
+    return specs
+
+
+def feature_context(cfg: DictConfig, ready: Prepared, dist: Dist) -> FeatureContext:
+    """What extractors may use. The model is loaded at the first call of `load_model`, and once."""
+    return FeatureContext(
+        pool=ready.pool,
+        encoded=ready.encoded,
+        model_cfg=cfg.model,
+        tokenizer=ready.tokenizer,
+        template=cfg.data.template,
+        max_length=cfg.trainer.max_length,
+        token_budget=cfg.runtime.token_budget,
+        dist=dist,
+        seed=cfg.seed,
+        load_model=_once(lambda: model_for(cfg, device=dist.device)),
+        work_dir=Path(cfg.runtime.cache_dir).expanduser() / "artifacts",
+        progress=cfg.runtime.progress,
+        validation=validation_rows(ready),
+    )
+
+
+def model_for(cfg: DictConfig, *, device: str) -> Any:
+    """The run's model, loaded as configured."""
+    places = {"assets_dir": Path(cfg.runtime.assets_dir), "cache_dir": Path(cfg.runtime.cache_dir).expanduser()}
+    return load_model(cfg.model, device=device, **places)
+
+
+def validation_rows(ready: Prepared) -> Mapping[str, Sequence[Encoded]]:
+    """Held-out rows by family: the target distribution of gradient-matching selectors. Never part of a test benchmark."""
+    groups: dict[str, list[Encoded]] = {}
+    for row, group in zip(ready.heldout, ready.heldout_groups, strict=True):
+        groups.setdefault(group, []).append(row)
+    return groups
+
+
+def feature_store(cfg: DictConfig) -> FeatureStore:
+    return FeatureStore(Path(cfg.runtime.cache_dir).expanduser() / "features")
+
+
+def features(cfg: DictConfig, ready: Prepared, *, dist: Dist | None = None) -> dict[str, Feature]:
+    """Every needed feature, computed or loaded. With several feature processes the work runs in those, then is read here."""
+    specs = needed_features(cfg)
+    store = feature_store(cfg)
+    context = feature_context(cfg, ready, dist or single_process(cfg.runtime.device))
+    missing = [s for s in specs if not store.complete(s, context)]
+    if missing and dist is None and cfg.runtime.feature_processes > 1:
+        run_on_workers(cfg, "features", processes=cfg.runtime.feature_processes, threads=cfg.runtime.feature_threads)
+    return compute(specs, context, store)
+
+
+def budget_rows(cfg: DictConfig, ready: Prepared, have: Mapping[str, Feature]) -> int:
+    """The exact number of rows that the run may keep. Raises ValueError for an unknown rule or an impossible number."""
+    rule, n = cfg.selector.budget, len(ready.pool)
+    if rule == "match_cluster":
+        return cluster_selector(cfg).budget(ready.pool, have, cfg.selector.ratio, generator(cfg.seed, "choose"))
+    if rule == "fraction":
+        return max(1, floor_product(cfg.selector.ratio, n))
+    if rule == "all":
+        return n
+    if rule == "rows":
+        rows = cfg.selector.rows
+        if not isinstance(rows, int) or not 1 <= rows <= n:
+            raise ValueError(f"selector.rows is {rows!r}; give an integer from 1 to {n}, the rows of pool {ready.pool.name!r}")
+        return rows
+    raise ValueError(f"selector.budget {rule!r} is unknown; known are {', '.join(BUDGET_RULES)}")
+
+
+def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, dict[str, float]]:
+    """Computes features, chooses, writes `run_dir`/selection, and reads it back.
+
+    The seconds returned are those of the method itself: its own features (as measured when they were computed) and its `choose`.
+    The clusters that only tell a rival how many rows it may keep are not counted against it.
+    """
+    folder = run_dir / "selection"
+    if cfg.selector.budget == "match_cluster":
+        check_feasible(len(ready.pool), cfg.clustering.n_clusters)
+    have = features(cfg, ready)
+    selector = make_selector(cfg)
+    own = [spec.name for spec in selector.feature_specs()]
+    budget = budget_rows(cfg, ready, have)
+    started = time.perf_counter()
+    chosen = selector.choose(ready.pool, {name: have[name] for name in own}, budget, generator(cfg.seed, "choose"))
+    choose_seconds = time.perf_counter() - started
+    feature_seconds = sum(have[name].cost.wall_seconds for name in own)
+    cost = Cost(wall_seconds=feature_seconds + choose_seconds)
+    write_selection(replace(chosen, seed=cfg.seed, cost=cost), folder)
+    selection = read_selection(folder)
+    selection.check_against(ready.pool)
+    return selection, {"feature_seconds": feature_seconds, "choose_seconds": choose_seconds, "selection_seconds": cost.wall_seconds}
+
+
+def selected_rows(ready: Prepared, selection: Selection) -> list[Encoded]:
+    """The encoded rows of a selection, aligned with its ids."""
+    by_id = {row.id: row for row in ready.encoded}
+    return [by_id[i] for i in selection.ids]
+
+
+def train_entry(*, dist: Dist, config_path: str) -> None:
+    """One rank of the training stage: reads the frozen configuration and the written selection, trains, rank 0 saves the model."""
+    from clusterft.trainer import train
+
+    cfg = load_frozen(Path(config_path))
+    run_dir = Path(config_path).parent
+    ready = prepare(cfg)
+    selection = read_selection(run_dir / "selection")
+    selection.check_against(ready.pool)
+    train(
+        model_for(cfg, device=dist.device),
+        selected_rows(ready, selection),
+        selection,
+        cfg.trainer,
+        cfg.sampler,
+        dist=dist,
+        out_dir=run_dir / "train",
+        seed=seed_hash(cfg.seed, "train"),
+        tokenizer=ready.tokenizer,
+    )
+
+
+def features_entry(*, dist: Dist, config_path: str) -> None:
+    """One rank of the feature stage."""
+    cfg = load_frozen(Path(config_path))
+    features(cfg, prepare(cfg), dist=dist)
+
+
+def run_on_workers(cfg: DictConfig, stage: str, *, processes: int, threads: int, run_dir: Path | None = None) -> None:
+    """Starts the ranks of a stage and waits. Raises launch.WorkerError with the failing rank's message."""
+    from clusterft.store import RunStore
+
+    folder = run_dir or RunStore(Path(cfg.runtime.runs_dir)).begin(cfg)
+    launch.run(
+        f"clusterft.stages:{stage}_entry",
+        {"config_path": str(folder / "config.yaml")},
+        processes=processes,
+        threads=threads,
+        device=cfg.runtime.device,
+        launcher=cfg.runtime.launcher,
+        nodes=cfg.runtime.nodes,
+    )
+
+
+def evaluators(cfg: DictConfig, ready: Prepared | None = None) -> dict[str, Any]:
+    """Every configured evaluator, made; making one is cheap. Without `ready` they have no held-out rows: enough for a preflight."""
+    context = EvalContext(
+        model=cfg.model,
+        template=cfg.data.template,
+        max_length=cfg.trainer.max_length,
+        assets_dir=Path(cfg.runtime.assets_dir),
+        device=cfg.runtime.device,
+        precision=cfg.trainer.precision,
+        threads=cfg.runtime.feature_threads,
+        heldout=ready.heldout if ready else (),
+        heldout_groups=ready.heldout_groups if ready else (),
+        progress=cfg.runtime.progress,
+    )
+    nodes = OmegaConf.to_container(cfg.evaluators, resolve=True)
+    return {name: instantiate(node, context=context, _convert_="all", _recursive_=False) for name, node in nodes.items()}
+
+
+def evaluate(cfg: DictConfig, ready: Prepared, run_dir: Path) -> list[Metric]:
+    """Scores the trained model with every configured evaluator."""
+    metrics: list[Metric] = []
+    for name, evaluator in evaluators(cfg, ready).items():
+        out = run_dir / "eval" / name
+        out.mkdir(parents=True, exist_ok=True)
+        metrics += evaluator.evaluate(run_dir / "train" / "model", out)
+    return metrics
+
+
+def _once(make: Callable[[], Any]) -> Callable[[], Any]:
+    kept: list[Any] = []
+
+    def get() -> Any:
+        if not kept:
+            kept.append(make())
+        return kept[0]
+
+    return get
