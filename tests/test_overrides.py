@@ -1,0 +1,42 @@
+"""What the command line refuses or warns about before Hydra sees it (case 18)."""
+
+import pytest
+
+from clusterft.overrides import UserError, check_command_line
+
+
+def test_scale_before_experiment_is_refused():
+    with pytest.raises(UserError, match="after"):
+        check_command_line(["+scale=laptop", "+experiment=table2"])
+    check_command_line(["+experiment=table2", "+scale=laptop"])
+
+
+def test_a_comma_outside_a_sweep_shows_the_three_spellings():
+    with pytest.raises(UserError) as caught:
+        check_command_line(["data.path=a.jsonl,b.jsonl"])
+    for spelling in ("-m data.path=a.jsonl,b.jsonl", "data.path=[a.jsonl,b.jsonl]", "data.path=a.jsonl\\,b.jsonl"):
+        assert spelling in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["data.path='a,b.jsonl'", "data.path=[a.jsonl,b.jsonl]", "data.path=/x/my\\,set.jsonl", "cell=range(0,4)"])
+def test_lists_quotes_and_escapes_are_meant(argument, capsys):
+    check_command_line([argument])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_over_data_files_warns(capsys):
+    check_command_line(["-m", "data.path=a.jsonl,b.jsonl"])
+    assert "sweep over 2 files" in capsys.readouterr().err
+    check_command_line(["-m", "selector.ratio=0.5,1.0"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_seed_with_a_leading_zero_is_a_text():
+    with pytest.raises(UserError, match="write seed=7"):
+        check_command_line(["seed=007"])
+
+
+def test_a_launcher_without_multirun_is_refused():
+    with pytest.raises(UserError, match="-m"):
+        check_command_line(["hydra/launcher=submitit_slurm"])
+    check_command_line(["-m", "hydra/launcher=submitit_slurm"])
