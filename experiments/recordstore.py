@@ -1,0 +1,149 @@
+"""Reads record.json files for tables: what is complete, what failed, what contradicts itself.
+
+In come one or several folders: run directories (`*/record.json`) or exported records (`*.json`). Out comes `Records`, from which
+`plan` and `aggregate` ask one run at a time. Unlike `clusterft.store`, which writes one machine's runs, this reader may see the
+same run from two machines, and metrics that are not numbers: it names them instead of refusing the table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clusterft.records import RunRecord
+from clusterft.store import write_atomic
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One record as found. `bad_metrics`: "task/name" of values that are no finite number; they are not in `record.metrics`."""
+
+    record: RunRecord
+    path: Path
+    bad_metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of one run id.
+
+    state  complete | failed | conflict | missing; reason: a sentence part for people, "" when complete
+    """
+
+    run_id: str
+    state: str
+    reason: str = ""
+    stored: Stored | None = None
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Records:
+    """All records of some folders, by run id."""
+
+    found: dict[str, list[Stored]] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)  # run id -> why
+
+    def run(self, run_id: str) -> Run:
+        """The state of a run: the same for whoever asks, whatever order the files were found in."""
+        stored = self.found.get(run_id, [])
+        if not stored:
+            reason = self.unreadable.get(run_id)
+            return Run(run_id, "failed", reason) if reason else Run(run_id, "missing", "never run")
+        complete = [s for s in stored if s.record.status == "complete"]
+        if not complete:
+            error = stored[0].record.error
+            reason = (error or f"status {stored[0].record.status}").strip().splitlines()[0]
+            return Run(run_id, "failed", reason, stored[0], stored[0].path.parent)
+        clash = _first_clash(complete)
+        if clash:
+            return Run(run_id, "conflict", clash, complete[0], complete[0].path.parent)
+        notes = (f"recorded {len(complete)} times with equal metrics; times are the first's",) if len(complete) > 1 else ()
+        return Run(run_id, "complete", "", complete[0], complete[0].path.parent, notes)
+
+    def runs(self) -> list[Run]:
+        return [self.run(run_id) for run_id in sorted(self.found.keys() | self.unreadable.keys())]
+
+
+def load_records(folders: Sequence[Path]) -> Records:
+    """Reads all records below `folders`. Copies of one file count once. Raises FileNotFoundError for no folder at all."""
+    records = Records()
+    seen: set[tuple[str, str]] = set()
+    for path in _record_files(folders):
+        text = path.read_text(encoding="utf-8")
+        name = path.parent.name if path.name == "record.json" else path.stem
+        try:
+            stored = parse_record(text, path)
+        except (ValueError, TypeError, KeyError) as problem:
+            records.unreadable[name] = f"{path.name} cannot be read: {problem}"
+            continue
+        key = (stored.record.run_id, json.dumps(comparable(stored.record), sort_keys=True))
+        if key not in seen:
+            seen.add(key)
+            records.found.setdefault(stored.record.run_id, []).append(stored)
+    return records
+
+
+def _record_files(folders: Sequence[Path]) -> Iterable[Path]:
+    for folder in folders:
+        yield from sorted([*Path(folder).glob("*/record.json"), *Path(folder).glob("*.json")])
+
+
+def parse_record(text: str, path: Path) -> Stored:
+    """One record; metrics that are no finite numbers are set apart by name. Raises ValueError for anything else that is wrong."""
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("it holds no record")
+    good, bad = [], []
+    for metric in data.get("metrics", ()):
+        value = metric["value"]
+        if isinstance(value, int | float) and math.isfinite(value):
+            good.append(metric)
+        else:
+            bad.append(f"{metric['task']}/{metric['name']}")
+    return Stored(RunRecord.from_json({**data, "metrics": good}), path, tuple(bad))
+
+
+def comparable(record: RunRecord) -> dict[str, Any]:
+    """A record without what says only where it was run: two copies of one run compare equal."""
+    config = {key: value for key, value in record.config.items() if key != "runtime"}
+    return replace(record, config=config).to_json()
+
+
+def export_records(records: Records, run_ids: Iterable[str], folder: Path) -> list[Path]:
+    """Writes the records of complete runs as `folder/RUN_ID.json`, without `config.runtime`, for committing beside a table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for run_id in sorted(set(run_ids)):
+        run = records.run(run_id)
+        if run.state != "complete" or run.stored is None:
+            continue
+        path = folder / f"{run_id}.json"
+        text = json.dumps(comparable(run.stored.record), indent=1, sort_keys=True, allow_nan=False)
+        write_atomic(path, text + "\n")
+        written.append(path)
+    return written
+
+
+def _first_clash(complete: Sequence[Stored]) -> str:
+    """Names the first metric that two complete records of one run give differently, "" if none."""
+    first = _metric_values(complete[0])
+    for other in complete[1:]:
+        values = _metric_values(other)
+        for key in sorted(first.keys() | values.keys()):
+            if first.get(key) != values.get(key):
+                return f"two records disagree: {key} is {_show(first.get(key))} and {_show(values.get(key))}"
+    return ""
+
+
+def _metric_values(stored: Stored) -> Mapping[str, float]:
+    return {f"{m.task}/{m.name}": m.value for m in stored.record.metrics}
+
+
+def _show(value: float | None) -> str:
+    return "absent" if value is None else f"{value:.6g}"

@@ -1,0 +1,256 @@
+"""A `Table` as Markdown, CSV, LaTeX (booktabs), JSON and on the terminal. The same table gives the same bytes.
+
+`outputs` makes all texts, `write_outputs` writes them to results/<scale>/, `check_outputs` says which file would change.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from clusterft.store import write_atomic
+from experiments.cells import difference_text, heading, reported_keys, text_rows, value_text
+from experiments.table import Column, Line, Table, Value
+
+LEGEND = (
+    "Mean ± sample deviation over seeds; [..] is the 95 % Student interval. **Bold**: best of its group; "
+    "≈: the paired difference to the best has 0 in its 95 % interval."
+)
+EXTENSIONS = ("md", "csv", "tex", "json")
+
+
+def outputs(table: Table) -> dict[str, str]:
+    """File name -> text."""
+    made = {"md": markdown(table), "csv": csv_text(table), "tex": latex(table), "json": json_text(table)}
+    return {f"{table.id}.{extension}": made[extension] for extension in EXTENSIONS}
+
+
+def write_outputs(table: Table, folder: Path) -> list[Path]:
+    """Writes all texts below `folder` and returns the paths."""
+    return write_texts(outputs(table), folder)
+
+
+def check_outputs(table: Table, folder: Path) -> list[str]:
+    """What would change: one sentence a file, [] when the committed results are what the records give."""
+    return check_texts(outputs(table), folder)
+
+
+def write_texts(texts: dict[str, str], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def check_texts(texts: dict[str, str], folder: Path) -> list[str]:
+    """One sentence for each file that is absent or differs, naming the first line that does."""
+    changed = []
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists():
+            changed.append(f"{path} does not exist")
+            continue
+        old, new = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+        if old != new:
+            at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+            changed.append(f"{path} would change from line {at + 1}")
+    return changed
+
+
+def markdown(table: Table) -> str:
+    headings, rows = text_rows(table)
+    parts = [f"# {table.id}: {table.title}", f"Scale: **{table.scale}**. {table.scale_note}".rstrip()]
+    if not table.final:
+        parts.append(f"**Not final**: {len(table.problems)} things are missing, see below.")
+    parts.append(_grid(headings, [[_mark_markdown(t, m) for t, m in row] for row in rows]))
+    if any(c.better for c in table.columns):
+        parts.append(LEGEND)
+    differences = _differences_markdown(table)
+    if differences:
+        parts += [f"## Difference to {table.reference}, paired by seed", differences]
+    if table.reported is not None:
+        parts += ["## The paper", _reported_markdown(table)]
+    if table.expected:
+        parts.append(f"Expected at paper scale: {table.expected}")
+    for title, lines in (("Not in the table", table.problems), ("Notes", table.notes)):
+        if lines:
+            parts += [f"## {title}", "\n".join(f"- {line}" for line in lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _mark_markdown(text: str, mark: str) -> str:
+    text = text.replace("|", "\\|")
+    return {"best": f"**{text}**", "noise": f"{text} ≈"}.get(mark, text)
+
+
+def _grid(headings: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _differences_markdown(table: Table) -> str:
+    columns = [c for c in table.columns if c.better is not None]
+    lines = [x for x in table.lines if any(x.values[c.key].difference is not None for c in columns)]
+    if table.reference is None or not lines:
+        return ""
+    names = [table.row_title, *([table.column_title] if table.has_columns else [])]
+    rows = []
+    for line in lines:
+        cells = [difference_text(line.values[c.key].difference, c.unit) for c in columns]
+        rows.append([line.row, *([line.column or "–"] if table.has_columns else []), *cells])
+    return _grid(names + [heading(c) for c in columns], rows)
+
+
+def _reported_markdown(table: Table) -> str:
+    assert table.reported is not None
+    lines = [f"- Source: {table.reported.source}." + (f" Set-up: {table.reported.setup}." if table.reported.setup else "")]
+    shown = reported_keys(table)
+    for v in table.reported.apart:
+        if v.key not in shown:
+            lines.append(f"- Reported: {v.row}, {v.at}: {v.key} {v.value:g}.")
+    lines += [f"- Claim: {claim}" for claim in table.reported.claims]
+    if not table.reported.values and not table.reported.claims:
+        lines.append("- Its values are not available.")
+    return "\n".join(lines)
+
+
+CSV_HEADER = [
+    *("table", "scale", "row", "column", "key", "unit", "state", "mean", "sd", "n", "planned", "low", "high", "best"),
+    *("within_noise", "difference", "difference_low", "difference_high", "verdict", "reported", "run_ids"),
+]
+
+
+def csv_text(table: Table) -> str:
+    """Long form: one line a value, full precision (12 significant digits), run ids by seed."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, CSV_HEADER, lineterminator="\n")
+    writer.writeheader()
+    for line, column, value in table.cells():
+        entry = value_json(table, line, column, value)
+        low, high = entry["interval"] or (None, None)
+        difference = entry["difference"] or {}
+        d_low, d_high = difference.get("interval") or (None, None)
+        writer.writerow(
+            {
+                **{k: entry[k] for k in ("row", "column", "key", "unit", "state", "mean", "sd", "n", "planned", "reported")},
+                **{"table": table.id, "scale": table.scale, "low": low, "high": high},
+                **{"best": int(value.best), "within_noise": int(value.within_noise)},
+                **{"difference": difference.get("mean"), "difference_low": d_low, "difference_high": d_high},
+                "verdict": difference.get("verdict"),
+                "run_ids": " ".join(f"{seed}:{run}" for seed, run in sorted(value.run_ids.items())),
+            }
+        )
+    return stream.getvalue()
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.12g}")
+
+
+def value_json(table: Table, line: Line, column: Column, value: Value) -> dict[str, Any]:
+    """Everything about one value, JSON-able; floats to 12 significant digits."""
+    interval = value.interval if value.has_mean else None
+    d = value.difference
+    return {
+        "row": line.row,
+        "column": line.column,
+        "key": column.key,
+        "unit": column.unit,
+        "state": value.state,
+        "mean": _round(value.mean) if value.has_mean else None,
+        "sd": _round(value.sd) if value.has_mean else None,
+        "n": value.n,
+        "planned": value.planned,
+        "interval": [_round(x) for x in interval] if interval else None,
+        "by_seed": {str(s): _round(v) for s, v in sorted(value.by_seed.items())},
+        "run_ids": {str(s): r for s, r in sorted(value.run_ids.items())},
+        "problems": {str(s): p for s, p in sorted(value.problems.items())},
+        "best": value.best,
+        "within_noise": value.within_noise,
+        "text": value.text,
+        "difference": d
+        and {
+            "mean": _round(d.mean),
+            "interval": [_round(x) for x in d.interval] if d.interval else None,
+            "n": d.n,
+            "verdict": d.verdict,
+        },
+        "reported": table.reported.find(line.row, line.column, column.key) if table.reported else None,
+    }
+
+
+def json_text(table: Table) -> str:
+    reported = table.reported
+    data = {
+        "id": table.id,
+        "title": table.title,
+        "scale": table.scale,
+        "scale_note": table.scale_note,
+        "final": table.final,
+        "reference": table.reference,
+        "expected": table.expected,
+        "columns": [vars(c) for c in table.columns],
+        "values": [value_json(table, *cell) for cell in table.cells()],
+        "reported": reported
+        and {
+            "source": reported.source,
+            "setup": reported.setup,
+            "values": [vars(v) for v in reported.values],
+            "claims": list(reported.claims),
+        },
+        "problems": list(table.problems),
+        "notes": list(table.notes),
+    }
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$", "≈": r"$\approx$", "–": "--", "α": r"$\alpha$"}
+_TEX |= {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_TEX |= {">": r"$>$", "<": r"$<$", "π": r"$\pi$", "σ": r"$\sigma$", "Σ": r"$\Sigma$", "²": r"$^2$", "−": r"$-$", "×": r"$\times$"}
+
+
+def tex_escape(text: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in text)
+
+
+def latex(table: Table) -> str:
+    """A booktabs table of the same cells, without intervals."""
+    headings, rows = text_rows(table, interval=False)
+    marks = {"best": r"\textbf{%s}", "noise": r"%s $\approx$", "": "%s"}
+    body = [" & ".join(marks[mark] % tex_escape(text) for text, mark in row) + r" \\" for row in rows]
+    status = "" if table.final else f" Not final: {len(table.problems)} things are missing."
+    lines = [
+        "% Needs \\usepackage{booktabs}. Made from records; change the experiment, not this file.",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{tex_escape(f'{table.title} (scale: {table.scale}). Mean ± sample deviation over seeds.{status}')}}}",
+        rf"\label{{tab:{table.id}-{table.scale}}}",
+        rf"\begin{{tabular}}{{{'l' * (2 if table.has_columns else 1)}{'r' * (len(headings) - (2 if table.has_columns else 1))}}}",
+        r"\toprule",
+        " & ".join(tex_escape(h) for h in headings) + r" \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def explain(table: Table, line_name: str, key: str) -> str:
+    """Which runs are behind a value: seed, run id, value or why there is none. `key` may be a column's key or its label.
+
+    Raises KeyError naming the known lines or columns.
+    """
+    line = table.line(line_name)
+    matching = [c for c in table.columns if key in (c.key, c.label) or (key == "avg" and c.key == "average")]
+    column = matching[0] if matching else table.column(key)
+    value = line.values[column.key]
+    lines = [f"{table.id}, {line.name}, {heading(column)}: {value_text(value, column)}"]
+    for seed in sorted({*value.run_ids, *value.by_seed, *value.problems}):
+        got = f"{value.by_seed[seed]:.6g}" if seed in value.by_seed else value.problems.get(seed, value.state)
+        lines.append(f"  seed {seed}: run {value.run_ids.get(seed, 'none')}: {got}")
+    return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""What an experiment file may say, and the cells that follow from it.
+
+In comes the `experiment:` node of a composed configuration (conf/experiment/ID.yaml) and the name of the scale; out comes an
+`ExperimentConfig` that has been checked, and from it the list of `Cell`s: row x column x seed, in that order of nesting.
+
+A row or column is a label with a list of Hydra overrides. Overrides of `common`, of the row and of the column must not name the
+same key twice: Hydra would silently keep the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+KINDS = ("grid", "analysis", "generated", "all")
+
+RECORD_VALUES: dict[str, tuple[str, str]] = {
+    "data_usage": ("data used", "percent"),
+    "budget_rows": ("rows kept", "count"),
+    "selection_seconds": ("selection time", "seconds"),
+    "training_seconds": ("training time", "seconds"),
+    "total_seconds": ("total time", "seconds"),
+    "time_saved": ("total time saved", "percent"),
+    "training_time_saved": ("training time saved", "percent"),
+    "time_per_data": ("time saved per data saved", "ratio"),
+    "steps": ("steps", "count"),
+    "tokens": ("tokens", "count"),
+    "target_tokens": ("response tokens", "count"),
+    "final_loss": ("last training loss", "nats"),
+    "peak_memory_gib": ("peak memory", "GiB"),
+}
+"""What `show` may name beside metrics: key -> (heading, unit)."""
+
+SCORES, AVERAGE = "scores", "average"
+"""Two more names for `show`: every metric of the records, and the mean of those that are fractions."""
+
+
+@dataclass
+class ScalePatch:
+    """What another scale replaces in an experiment; a field that is left out stays as it is."""
+
+    rows: dict[str, list[str]] | None = None
+    columns: dict[str, list[str]] | None = None
+    common: list[str] | None = None
+    once: list[str] | None = None
+    seeds: list[int] | None = None
+
+
+@dataclass
+class ExperimentConfig:
+    """The node `experiment:`. One table or figure of the paper.
+
+    id         file name without .yaml; also the name of the results
+    kind       grid (a table of runs) | analysis (artifacts of runs) | generated (from code and data) | all (members)
+    rows       label -> Hydra overrides, in the order of the table; the same for columns
+    common     overrides of every cell; they win over the scale, unlike values written into the file itself
+    once       rows that do not depend on the column (full data): one cell a seed, without the column's overrides
+    metrics    task/name of the metrics to show, in order; empty for all that the records hold
+    show       columns after the score: names of RECORD_VALUES, `scores`, `average`
+    reference  the row that differences and saved time are taken against
+    artifacts  files that each run must have beside its record (experiments.artifacts)
+    values     numbers out of artifacts to show, as artifact.key
+    reported   key in reported.yaml
+    margin_*   how much worse than the reference still counts as no worse
+    by_scale   scale -> replacements (sizes that a laptop cannot take)
+    """
+
+    id: str = MISSING
+    title: str = MISSING
+    kind: str = MISSING
+    row_title: str = "Method"
+    column_title: str = "Ratio"
+    common: list[str] = field(default_factory=list)
+    rows: dict[str, list[str]] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    once: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+    show: list[str] = field(default_factory=list)
+    reference: str | None = None
+    artifacts: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    reported: str | None = None
+    expected: str = ""
+    figure: str | None = None
+    margin_points: float = 1.0
+    margin_nats: float = 0.02
+    members: list[str] = field(default_factory=list)
+    by_scale: dict[str, ScalePatch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run that a table asks for. `index` is the position that `cell=` and array jobs use; `overrides` end in the seed."""
+
+    index: int
+    row: str
+    column: str
+    seed: int
+    overrides: tuple[str, ...]
+
+    @property
+    def line(self) -> tuple[str, str]:
+        """The table line that this cell belongs to."""
+        return self.row, self.column
+
+    @property
+    def name(self) -> str:
+        return " ".join(part for part in (self.row, self.column, f"seed={self.seed}") if part)
+
+    @property
+    def selector(self) -> str | None:
+        """The selector that the overrides choose, or None when they leave it to the configuration."""
+        chosen = [o.split("=", 1)[1] for o in self.overrides if override_key(o) == "selector"]
+        return chosen[-1] if chosen else None
+
+
+def override_key(override: str) -> str:
+    """The key that a Hydra override sets: `+a.b=1` -> `a.b`. Raises ValueError when there is no equals sign and no `~`."""
+    if override.startswith("~"):
+        return override[1:].split("=", 1)[0]
+    if "=" not in override:
+        raise ValueError(f"override {override!r} has no '='; write key=value")
+    return override.split("=", 1)[0].lstrip("+")
+
+
+def load_spec(node: Any, scale: str | None = None) -> ExperimentConfig:
+    """The checked experiment of a composed configuration's `experiment` node, as `scale` wants it.
+
+    Raises omegaconf errors for unknown keys and wrong types, ValueError for what does not fit together.
+    """
+    merged = OmegaConf.merge(OmegaConf.structured(ExperimentConfig), node)
+    spec = OmegaConf.to_object(merged)
+    assert isinstance(spec, ExperimentConfig)
+    if scale is not None and scale in spec.by_scale:
+        patch = spec.by_scale[scale]
+        for item in fields(ScalePatch):
+            if getattr(patch, item.name) is not None:
+                setattr(spec, item.name, getattr(patch, item.name))
+    check_spec(spec)
+    return spec
+
+
+def check_spec(spec: ExperimentConfig) -> None:
+    """Raises ValueError with one sentence when parts of an experiment contradict each other."""
+    where = f"experiment {spec.id!r}"
+    if spec.kind not in KINDS:
+        raise ValueError(f"{where}: kind {spec.kind!r} is not one of {', '.join(KINDS)}")
+    if spec.kind == "all" and not spec.members:
+        raise ValueError(f"{where}: kind all needs members")
+    if spec.kind in ("grid", "analysis") and not (spec.rows and spec.columns and spec.seeds):
+        raise ValueError(f"{where}: kind {spec.kind} needs rows, columns and seeds")
+    if len(set(spec.seeds)) != len(spec.seeds):
+        raise ValueError(f"{where}: seeds {spec.seeds} repeat")
+    for name in [*spec.once, *([spec.reference] if spec.reference else [])]:
+        if spec.rows and name not in spec.rows:
+            raise ValueError(f"{where}: {name!r} is not a row; rows are {', '.join(spec.rows)}")
+    known = {*RECORD_VALUES, SCORES, AVERAGE}
+    for name in spec.show:
+        if name not in known:
+            raise ValueError(f"{where}: show {name!r} is unknown; known are {', '.join(sorted(known))}")
+    for value in spec.values:
+        if value.split(".", 1)[0] not in spec.artifacts:
+            raise ValueError(f"{where}: value {value!r} comes from no artifact of {spec.artifacts}")
+
+
+def expand(spec: ExperimentConfig) -> list[Cell]:
+    """All cells, first by row, then by column, then by seed. Raises ValueError when a cell sets one key twice."""
+    cells: list[Cell] = []
+    for row, row_overrides in spec.rows.items():
+        columns = {"": []} if row in spec.once else spec.columns
+        for column, column_overrides in columns.items():
+            for seed in spec.seeds:
+                overrides = [*spec.common, *row_overrides, *column_overrides, f"seed={seed}"]
+                _refuse_repeats(f"experiment {spec.id!r}, {row} {column}".rstrip(), overrides)
+                cells.append(Cell(len(cells), row, column, seed, tuple(overrides)))
+    return cells
+
+
+def _refuse_repeats(where: str, overrides: Sequence[str]) -> None:
+    keys = [override_key(o) for o in overrides]
+    twice = sorted({k for k in keys if keys.count(k) > 1})
+    if twice:
+        raise ValueError(f"{where}: {', '.join(twice)} is set more than once; keep it in one of common, row, column")

@@ -1,0 +1,63 @@
+"""Small statistics over seeds: mean, deviation, Student intervals, verdicts. Numbers in, numbers out.
+
+Everything is per seed: at most a handful of values. Fewer than three give no interval and no verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from scipy.special import ndtri, stdtrit
+
+MIN_SEEDS = 3
+CONFIDENCE = 0.95
+
+
+def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample deviation (ddof 1; None for a single value). Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values to average")
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Student interval of the mean; None for fewer than three values."""
+    if len(values) < MIN_SEEDS:
+        return None
+    mean, sd = mean_sd(values)
+    assert sd is not None
+    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2)) * sd / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
+    """a - b for the seeds that both have, in order of seed."""
+    return [a[s] - b[s] for s in sorted(a.keys() & b.keys())]
+
+
+def verdict(interval: tuple[float, float] | None, margin: float) -> str:
+    """What an interval of (ours - reference, higher is better) allows to say at a margin of non-inferiority.
+
+    "worse": all of it below zero and not wholly above -margin; "no worse": all of it above -margin; else "cannot tell".
+    """
+    if interval is None:
+        return "too few seeds"
+    low, high = interval
+    if low > -margin:
+        return "no worse"
+    return "worse" if high < 0 else "cannot tell"
+
+
+def wilson_interval(successes: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson score interval of a share. Raises ValueError unless 0 <= successes <= n and n >= 1."""
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} of {n} is not a share")
+    z = float(ndtri(0.5 + confidence / 2))
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
