@@ -1,0 +1,151 @@
+"""Exact capacity-constrained assignment: few clusters, very many rows.
+
+In go squared distances (or points with centres, read in chunks) and size limits; out come the labels with the smallest possible sum of
+squared distances. Every step is certain, none is a heuristic that the answer depends on:
+
+    prices    one a cluster, so that each row may simply take its cheapest cluster; guessed on a sample (`prices.py`)
+    scan      one pass over all rows: cheapest cluster and margin to the runner-up, less the possible rounding error
+    finish    rows of small margin in float64, successive shortest paths on the k clusters and a sink (`assignment_kernels.py`)
+    check     rows whose margin the moved prices have used up join the finish, until none is left
+    ties      among several best answers one is chosen from the rows' contents (`ties.py`), never from their order
+
+The growth is O(n k) a scan plus O(k^2) for every row that must be moved after it, memory O(n) beside the rows of the finish.
+References: Bradley, Bennett and Demiriz (2000) for constrained K-means as a flow; Ahuja, Magnanti and Orlin (1993), chapter 9, for
+successive shortest paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterft.assignment_kernels import balance, margins, relabel
+from clusterft.cost_sources import CostSource, DenseCosts, PointCosts
+from clusterft.limits import Limit, size_limits
+from clusterft.prices import flows_for, improve_prices, needed_margin, sample_prices
+from clusterft.rows import RowTable
+from clusterft.ties import settle_ties
+
+TIE = 1e-12
+"""Reduced costs closer than this, relative to the largest cost among the rows of the finish, count as equal."""
+
+FINISH_BYTES = 96 * 2**20
+"""Size of the float64 cost rows of the finish above which a new scan is preferred to a larger finish."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """labels (n,) int32; prices (k,) float64, positive only for full clusters, negative only for clusters at their minimum;
+    gaps (n,) float32 how much the prices may move apart before a row's label can change; scans and paths count the work."""
+
+    labels: np.ndarray
+    prices: np.ndarray
+    gaps: np.ndarray
+    scans: int
+    paths: int
+
+
+def assign(sq_distances: np.ndarray, capacity: Limit, min_size: Limit = 0) -> np.ndarray:
+    """Labels (n,) int32 that minimise the sum of sq_distances[i, labels[i]] under size limits, exactly.
+
+    sq_distances (n, k) finite numbers (any costs will do); a torch tensor is taken to the CPU.
+    capacity     largest size of a cluster: int, (k,) integers, or None for no limit
+    min_size     smallest size, int or (k,) integers
+
+    Equal rows are interchangeable: the earlier ones get the lower labels. Otherwise the labels do not depend on the rows' order.
+    Raises ValueError if a value is not finite or the limits cannot be met (the message shows the arithmetic).
+    """
+    return solve(DenseCosts(sq_distances), capacity, min_size).labels
+
+
+def assign_points(points, centers, capacity: Limit, min_size: Limit = 0, *, chunk_rows: int | None = None) -> np.ndarray:
+    """As `assign`, with squared Euclidean distances between points and centres that are never held as a whole.
+
+    points  (n, d) float16, float32 or float64 array or memory map, read in chunks of chunk_rows; or a torch tensor on any device,
+            whose matrix product is then taken there
+    centers (k, d) finite
+    The minimum is exact in float64 distances; float32 products only sort out the rows whose label is beyond doubt.
+    Raises ValueError as `assign`, and if the shapes do not fit.
+    """
+    return solve(PointCosts(RowTable(points, chunk_rows=chunk_rows), centers), capacity, min_size).labels
+
+
+def solve(source: CostSource, capacity: Limit, min_size: Limit = 0, *, prices: np.ndarray | None = None) -> Assignment:
+    """The assignment with its dual prices. `prices` (k,) is a warm start and changes the speed only.
+
+    Raises ValueError as `assign`.
+    """
+    n, k = source.n, source.k
+    low, high = size_limits(n, k, min_size, capacity)
+    if n == 0:
+        return Assignment(np.zeros(0, np.int32), np.zeros(k), np.zeros(0, np.float32), 0, 0)
+    if k == 1:
+        return Assignment(np.zeros(n, np.int32), np.zeros(1), np.full(n, np.inf, np.float32), 0, 0)
+    if prices is None:
+        prices = sample_prices(source, low, high)
+    return _Solver(source, low, high).run(np.asarray(prices, np.float64))
+
+
+class _Solver:
+    """The loop of scan, finish and check; see the module's tour."""
+
+    def __init__(self, source: CostSource, low: np.ndarray, high: np.ndarray) -> None:
+        self.source, self.low, self.high = source, low, high
+        self.scans = self.paths = 0
+
+    def run(self, prices: np.ndarray) -> Assignment:
+        while True:
+            labels, seconds, gaps = self.source.scan(prices)
+            self.scans += 1
+            counts = np.bincount(labels, minlength=self.source.k).astype(np.int64)
+            found = self._finish(prices, labels, seconds, gaps, counts)
+            if isinstance(found, Assignment):
+                return found
+            prices = found
+
+    def _finish(self, scanned, labels, seconds, gaps, counts) -> Assignment | np.ndarray:
+        """The assignment, or better prices to scan with when the finish would grow beyond its memory."""
+        guess, width = needed_margin(labels, seconds, gaps, counts, scanned, self.low, self.high)
+        rows = np.flatnonzero(gaps <= width)
+        costs = self.source.rows(rows)
+        own = labels[rows].astype(np.int64)
+        relabel(costs, scanned, own, counts)
+        prices = improve_prices(costs, own, counts, guess, scanned, width, self.low, self.high)
+        while True:
+            tie = TIE * max(1e-300, float(np.abs(costs).max(initial=0.0)), float(np.abs(prices).max()))
+            prices, balanced = self._balance(costs, own, counts, prices)
+            moved = prices - scanned
+            reach = np.nextafter(np.float32(np.ptp(moved) + 2 * tie), np.float32(np.inf))
+            if not balanced:
+                reach = max(reach, np.partition(gaps, most := min(4 * rows.size + 64, self.source.n) - 1)[most])
+            doubtful = np.setdiff1d(np.flatnonzero(gaps <= reach), rows, assume_unique=True)
+            if balanced and not doubtful.size:
+                break
+            if not doubtful.size:
+                raise RuntimeError("the balancing step found no path although the limits are feasible")
+            if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES and self.scans < 6:
+                return prices
+            extra = self.source.rows(doubtful)
+            extra_own = labels[doubtful].astype(np.int64)
+            relabel(extra, prices, extra_own, counts)
+            rows, costs, own = np.concatenate([rows, doubtful]), np.concatenate([costs, extra]), np.concatenate([own, extra_own])
+        settle_ties(self.source, rows, costs, own, counts, prices, self.low, self.high, tie)
+        labels[rows] = own
+        return self._result(labels, gaps, rows, costs, own, prices, moved)
+
+    def _balance(self, costs, own, counts, prices) -> tuple[np.ndarray, bool]:
+        """Prices after balancing, and whether that came to its end: it needs more rows where a cluster has none to give away."""
+        nodes = np.append(prices, 0.0)
+        flow = flows_for(prices, counts, self.low, self.high)
+        paths = balance(costs, own, counts, nodes, flow, self.low, self.high)
+        self.paths += max(paths, 0)
+        return nodes[:-1] - nodes[-1], paths >= 0
+
+    def _result(self, labels, gaps, rows, costs, own, prices, moved) -> Assignment:
+        """Margins under the final prices: exact for the rows of the finish, lowered by the moved prices for the others."""
+        gaps = (gaps - (moved[labels] - moved.min())).astype(np.float32)
+        exact, seconds = np.empty(rows.size), np.empty(rows.size, np.int64)
+        margins(costs, prices, own, seconds, exact)
+        gaps[rows] = exact
+        return Assignment(labels, prices, np.nextafter(gaps, np.float32(-np.inf)), self.scans, self.paths)
