@@ -1,7 +1,7 @@
 """Exact capacity-constrained assignment: few clusters, very many rows.
 
-In go squared distances (or points with centres, read in chunks) and size limits; out come the labels with the smallest possible sum of
-squared distances. Every step is certain, none is a heuristic that the answer depends on:
+In go squared distances (or points with centres, read in chunks) and size limits; out come the labels with the smallest possible
+sum of squared distances. Every step is certain, none is a heuristic that the answer depends on:
 
     prices    one a cluster, so that each row may simply take its cheapest cluster; guessed on a sample (`prices.py`)
     scan      one pass over all rows: cheapest cluster and margin to the runner-up, less the possible rounding error
@@ -10,8 +10,8 @@ squared distances. Every step is certain, none is a heuristic that the answer de
     ties      among several best answers one is chosen from the rows' contents (`ties.py`), never from their order
 
 The growth is O(n k) a scan plus O(k^2) for every row that must be moved after it, memory O(n) beside the rows of the finish.
-References: Bradley, Bennett and Demiriz (2000) for constrained K-means as a flow; Ahuja, Magnanti and Orlin (1993), chapter 9, for
-successive shortest paths.
+References: Bradley, Bennett and Demiriz (2000) for constrained K-means as a flow; Ahuja, Magnanti and Orlin (1993), chapter 9,
+for successive shortest paths.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiled inner loops of the exact capacity-constrained assignment.
 
-In go cost rows, prices and size limits as arrays; out come labels, margins and balanced prices, written in place. Row i with price vector
-p belongs to the cluster k with the smallest cost[i, k] + p[k]; the prices of the k clusters and of the sink (node k, through which
-sizes may vary between their limits) are the dual variables of the assignment.
+In go cost rows, prices and size limits as arrays; out come labels, margins and balanced prices, written in place. Row i with
+price vector p belongs to the cluster k with the smallest cost[i, k] + p[k]; the prices of the k clusters and of the sink (node k,
+through which sizes may vary between their limits) are the dual variables of the assignment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def own_squared_distances(points, centers, labels, out):
 
 @compiled
 def relabel(costs, prices, labels, counts):
-    """Gives every row its cheapest cluster under the prices (ties: the lower number); counts follow. Returns the number changed."""
+    """Gives every row its cheapest cluster under the prices (ties: the lower number) and counts anew; returns how many changed."""
     changed = 0
     for i in range(costs.shape[0]):
         best, at = np.inf, 0

@@ -1,8 +1,8 @@
 """Where the exact assignment gets its costs: a matrix, or points and centres whose cost matrix is never held as a whole.
 
 A source has n rows and k clusters and answers three questions. `scan(prices)`: cheapest cluster, runner-up and certain margin of
-every row, from quick arithmetic with a proven error bound. `rows(index)`: the true float64 costs of some rows. `keys(index)`: hashes of
-the rows' contents, to break ties. For points the true cost is the float64 sum of squared differences.
+every row, from quick arithmetic with a proven error bound. `rows(index)`: the true float64 costs of some rows. `keys(index)`:
+hashes of the rows' contents, to break ties. For points the true cost is the float64 sum of squared differences.
 """
 
 from __future__ import annotations

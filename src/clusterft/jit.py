@@ -1,7 +1,7 @@
 """One door to numba, so that its cache never stands in the way of an installation that cannot be written to.
 
-In goes a plain function, out comes its compiled form. Compiled code is kept beside the source when that is writable, else in the user's
-cache folder; where neither can be written the function is compiled anew in every process.
+In goes a plain function, out comes its compiled form. Compiled code is kept beside the source when that is writable, else in the
+user's cache folder; where neither can be written the function is compiled anew in every process.
 """
 
 from __future__ import annotations

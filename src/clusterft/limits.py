@@ -1,7 +1,7 @@
 """Size limits of clusters: are they possible at all, and in which form do the solvers want them.
 
-In go row and cluster counts with a smallest and a largest size; out come a clear refusal or two (k,) int64 arrays. Nothing here needs
-data or a model, so that an impossible request fails in the first second.
+In go row and cluster counts with a smallest and a largest size; out come a clear refusal or two (k,) int64 arrays. Nothing here
+needs data or a model, so that an impossible request fails in the first second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Good starting prices for the exact assignment; a poor guess costs time, never exactness.
 
-In go cost rows and size limits, out come prices (k,) float64. Three sources: the exact solution on a sample with limits scaled down; one
-Newton step on the dual from the margins of a whole scan; further Newton steps on the rows of small margin.
+In go cost rows and size limits, out come prices (k,) float64. Three sources: the exact solution on a sample with limits scaled
+down; one Newton step on the dual from the margins of a whole scan; further Newton steps on the rows of small margin.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows that may be too many for memory: read in chunks, checked once, summed without rounding.
 
-In goes an (n, d) array, memory map or torch tensor of float16, bfloat16, float32 or float64; out come float32 blocks for matrix products,
-single rows, norms, content keys, and sums of rows as integers. Integer sums are the same in any order, on any number of threads, and
-stay exact when rows are added and taken away; that is what makes K-means independent of the order of its rows.
+In goes an (n, d) array, memory map or torch tensor of float16, bfloat16, float32 or float64; out come float32 blocks for matrix
+products, single rows, norms, content keys, and sums of rows as integers. Integer sums are the same in any order, on any number of
+threads, and stay exact when rows are added and taken away; that is what makes K-means independent of the order of its rows.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class RowTable:
     """n rows of d numbers.
 
     chunk_rows  rows read at a time (default: about 8 MiB of float32)
-    After `survey`: norms (n,) float32, rounded up, of the rows less `shift`; keys (n,) uint64 of the contents; largest (d,) float64.
+    After `survey`: norms (n,) float32, rounded up, of the rows less `shift`; keys (n,) uint64 of the contents; largest (d,)
+    float64.
     """
 
     def __init__(self, points: Any, *, chunk_rows: int | None = None) -> None:
-        self.tensor = points if _is_tensor(points) else None
+        self.tensor = points if is_tensor(points) else None
         self.points = points if self.tensor is not None else np.asanyarray(points)
         if self.points.ndim != 2 or self.points.shape[1] == 0:
             raise ValueError(f"points must be a table (n, d) with at least one column, got shape {tuple(self.points.shape)}")
@@ -69,7 +70,7 @@ class RowTable:
         if self.norms is not None and (self.keys is not None or not keys):
             return self
         self.norms, self.keys = np.empty(self.n, np.float32), np.empty(self.n if keys else 0, np.uint64)
-        self.largest, mean = np.zeros(self.d), np.zeros(self.d)
+        self.largest = np.zeros(self.d)
         multipliers = key_multipliers(self.d)
         for span in self.spans():
             block = self.block(span)
@@ -77,11 +78,20 @@ class RowTable:
         self._refuse_bad_rows()
         if not keys:
             self.keys = None
-        sample = self.block(np.unique(np.linspace(0, self.n - 1, min(self.n, 1024)).astype(np.int64))).astype(np.float64)
+        sample = self.block(self._sample(1024)).astype(np.float64)
         mean = sample.mean(0).astype(np.float32).astype(np.float64)
+        self.variance = float(sample.var(0).mean())
         if (mean**2).sum() > 100 * ((sample - mean) ** 2).sum(1).mean():
             self._use_shift(mean)
         return self
+
+    def _sample(self, size: int) -> np.ndarray:
+        """Some rows: by content where keys are known, so that what is derived from them does not depend on the order."""
+        if self.keys is None or size >= self.n:
+            rows = np.unique(np.linspace(0, self.n - 1, min(self.n, size)).astype(np.int64))
+        else:
+            rows = np.argpartition(self.keys, size)[:size]
+        return rows if self.keys is None else rows[np.argsort(self.keys[rows], kind="stable")]
 
     def _use_shift(self, mean: np.ndarray) -> None:
         """Far from the origin float32 products lose their digits: they are taken of the rows less a common shift."""
@@ -145,7 +155,8 @@ def key_multipliers(d: int) -> np.ndarray:
     return np.random.default_rng(d).integers(0, 2**63, d, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 
 
-def _is_tensor(points: Any) -> bool:
+def is_tensor(points: Any) -> bool:
+    """Whether it comes from torch, without importing torch."""
     return type(points).__module__.split(".")[0] == "torch"
 
 

@@ -1,8 +1,9 @@
 """One answer among equally good ones, chosen from what the rows contain and never from where they stand.
 
-In goes an optimal assignment with its prices; out comes, in place, the optimal assignment that also minimises a second cost drawn from the
-hash of (content of the row, cluster). Rows are only touched where a different optimal answer exists at all: where a cycle of moves that
-cost nothing leads through them. Equal rows stay interchangeable: of those the earlier ones get the lower labels.
+In goes an optimal assignment with its prices; out comes, in place, the optimal assignment that also minimises a second cost drawn
+from the hash of (content of the row, cluster). Rows are only touched where a different optimal answer exists at all: where a
+cycle of moves that cost nothing leads through them. Equal rows stay interchangeable: of those the earlier ones get the lower
+labels.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Where K-means starts: several restarts on a small sample of the rows, the best of which is refined on all of them.
+
+In go a surveyed `RowTable` and a seed; out come k centres. The sample is drawn by hashes of the rows' contents and worked on in
+their order, on one thread, so that neither the order of the rows nor the number of threads has a say. Wide rows are projected
+onto the leading directions of the sample first; the centres are then the means of the sample's unprojected rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from clusterft.lloyd import LloydResult, lloyd
+from clusterft.rows import RowTable
+from clusterft.seeding import generator, seed_hash
+
+WIDTH = 64
+SAMPLE_ROWS = 4096
+SAMPLE_ROWS_PER_CLUSTER = 96
+
+
+def starting_centers(
+    table: RowTable, k: int, low: np.ndarray, high: np.ndarray, *, n_init: int, max_iter: int, seed: int
+) -> np.ndarray:
+    """(k, d) float64 centres: the best of n_init restarts of K-means under the limits, scaled down to the sample."""
+    rows = sample_rows(table, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_CLUSTER * k), seed)
+    share = rows.size / table.n
+    scaled = np.floor(low * share).astype(np.int64), np.minimum(rows.size, np.ceil(high * share).astype(np.int64))
+    with threadpool_limits(1):
+        sample = table.block(rows).astype(np.float64)
+        narrow = _narrow(sample, seed)
+        best: LloydResult | None = None
+        small = RowTable(narrow).survey()
+        for restart in range(n_init):
+            rng = generator(seed, "kmeans++", restart)
+            found = lloyd(small, plus_plus(narrow, k, rng), *scaled, max_iter=max_iter, tolerance=1e-3 if n_init > 1 else 1e-4)
+            if best is None or found.inertia < best.inertia:
+                best = found
+    if narrow is sample:
+        return best.centers
+    return np.stack([sample[best.labels == c].mean(0) for c in range(k)])
+
+
+def sample_rows(table: RowTable, size: int, seed: int) -> np.ndarray:
+    """Rows whose seeded content hash is smallest, in the order of the hash: the same contents for any order of the table."""
+    size = min(size, table.n)
+    mixed = (table.keys ^ np.uint64(seed_hash(seed, "kmeans sample"))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    few = np.argpartition(mixed, size - 1)[:size] if size < table.n else np.arange(table.n)
+    return few[np.argsort(mixed[few], kind="stable")]
+
+
+def plus_plus(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Greedy k-means++ (Arthur and Vassilvitskii 2007, with 2 + log k candidates a step): (k, d) rows of points (n, d) float64."""
+    tries = 2 + int(np.log(k))
+    lengths = (points**2).sum(1)
+    chosen = [int(rng.integers(len(points)))]
+    nearest = _sq_distances_to(points, lengths, chosen)[0]
+    for _ in range(1, k):
+        cumulative = np.cumsum(nearest)
+        if cumulative[-1] > 0:
+            picks = np.searchsorted(cumulative, rng.random(tries) * cumulative[-1], side="right").clip(max=len(points) - 1)
+        else:  # fewer distinct rows than clusters: any row is as good as another
+            picks = rng.integers(len(points), size=tries)
+        candidates = np.minimum(_sq_distances_to(points, lengths, picks), nearest)
+        best = int(candidates.sum(1).argmin())
+        chosen.append(int(picks[best]))
+        nearest = candidates[best]
+    return points[chosen]
+
+
+def _sq_distances_to(points: np.ndarray, lengths: np.ndarray, picks) -> np.ndarray:
+    distances = lengths[picks][:, None] - 2.0 * points[picks] @ points.T + lengths
+    distances[np.arange(len(distances)), picks] = 0.0
+    return distances.clip(min=0.0)
+
+
+def _narrow(sample: np.ndarray, seed: int) -> np.ndarray:
+    """The sample on its WIDTH leading directions (randomised range finder, two power iterations), or itself if it is narrow."""
+    if sample.shape[1] <= 2 * WIDTH:
+        return sample
+    centred = sample - sample.mean(0)
+    basis = generator(seed, "kmeans projection").standard_normal((sample.shape[1], WIDTH + 8))
+    for _ in range(2):
+        basis = np.linalg.qr(centred.T @ (centred @ basis))[0]
+    found = centred @ basis
+    return found @ np.linalg.eigh(found.T @ found)[1][:, ::-1][:, :WIDTH]
