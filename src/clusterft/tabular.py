@@ -1,0 +1,78 @@
+"""CSV, TSV and Parquet to raw rows.
+
+In: a path. Out: `RawRow`s; `line` is the physical line of a CSV row, the row number in Parquet.
+
+Cells of a CSV file are always text: nothing is turned into numbers, dates or nulls.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from clusterft.conversation import Refusal
+from clusterft.sources import DataError, RawRow, encoding_of, open_bytes
+
+FIELD_CHARS = 1 << 30
+"""The csv module refuses cells above 128 KiB by default; rows of several MB do occur."""
+
+
+def iterate_csv(path: Path) -> Iterator[RawRow]:
+    """Rows of a CSV or TSV file with a header line. Raises DataError for a bad header or undecodable text."""
+    with open_bytes(path) as stream:
+        encoding = encoding_of(path, stream.read(4))
+    csv.field_size_limit(FIELD_CHARS)
+    delimiter = "\t" if ".tsv" in [s.lower() for s in path.suffixes] else ","
+    with open_bytes(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="")
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, None)
+            if not header:
+                raise DataError(f"{path}: the file is empty; expected a header line")
+            if len(set(header)) != len(header):
+                raise DataError(f"{path}: line 1: a column name occurs twice")
+            yield from _csv_rows(reader, header)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: after line {reader.line_num}: not valid {encoding}; convert it to UTF-8 with iconv"
+            ) from error
+
+
+def _csv_rows(reader, header: list[str]) -> Iterator[RawRow]:  # type: ignore[no-untyped-def]
+    start = reader.line_num + 1
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            cut = "unexpected end" in str(error)
+            yield RawRow(start, None, Refusal("cut_last_line" if cut else "invalid_csv", str(error)))
+            if cut:
+                return
+            start = reader.line_num + 1
+            continue
+        if len(cells) == len(header):
+            yield RawRow(start, dict(zip(header, cells, strict=True)))
+        elif cells:
+            yield RawRow(start, None, Refusal("wrong_column_count", f"{len(cells)} cells under {len(header)} columns"))
+        start = reader.line_num + 1
+
+
+def iterate_parquet(path: Path) -> Iterator[RawRow]:
+    """Rows of a Parquet file in batches of 1,024. Raises DataError if it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield RawRow(number, value)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
+        raise DataError(f"{path}: the Parquet file is damaged after row {number} ({error}); fetch it again") from error
