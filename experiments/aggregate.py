@@ -16,13 +16,13 @@ from experiments.compare import add_comparisons
 from experiments.plan import Resolve
 from experiments.recordstore import Records, Run
 from experiments.reported import reported
-from experiments.spec import AVERAGE, RECORD_VALUES, SCORES, Cell, ExperimentConfig, expand
+from experiments.spec import AVERAGE, NOT_BUILT, RECORD_VALUES, SCORES, Cell, ExperimentConfig, expand, not_built
 from experiments.table import INCOMPLETE, OK, REFERENCE, Column, Line, Table, Value
 
 BETTER = {"fraction": "higher", "nats": "lower"}
 UNIT = {"fraction": "percent", "nats": "nats"}
+COST_KEYS = ("feature_seconds", "choose_seconds", "selection_seconds", "training_seconds", "total_seconds", "peak_memory_gib")
 RELATIVE = ("time_saved", "training_time_saved", "time_per_data")
-NOT_BUILT = "not built yet"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ def cell_runs(
     """Every cell of an experiment with its run; selectors that do not exist are not resolved."""
     found = []
     for cell in expand(spec):
-        if available is not None and cell.selector is not None and cell.selector not in available:
-            found.append(CellRun(cell, Run("", NOT_BUILT, f"selector {cell.selector} is {NOT_BUILT}")))
+        reason = not_built(spec, cell, available)
+        if reason is not None:
+            found.append(CellRun(cell, Run("", NOT_BUILT, reason)))
         else:
             found.append(CellRun(cell, records.run(resolve(cell.overrides)[0])))
     return found
@@ -168,7 +169,7 @@ def record_value(run: Run, key: str) -> float | str:
     sources: dict[str, tuple[Mapping[str, Any], str, float]] = {
         "data_usage": (record.selection, "data_usage", 100.0),
         "budget_rows": (record.selection, "budget", 1.0),
-        **{k: (record.cost, k, 1.0) for k in ("selection_seconds", "training_seconds", "total_seconds", "peak_memory_gib")},
+        **{k: (record.cost, k, 1.0) for k in COST_KEYS},
         **{k: (record.train, k, 1.0) for k in ("steps", "tokens", "target_tokens", "final_loss")},
     }
     mapping, name, factor = sources[key]

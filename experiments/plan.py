@@ -15,7 +15,7 @@ from experiments.artifacts import missing_artifacts
 from experiments.cost_model import CostModel
 from experiments.grid import array_string, equal_configs
 from experiments.recordstore import Records
-from experiments.spec import Cell, ExperimentConfig, expand
+from experiments.spec import NOT_BUILT, Cell, ExperimentConfig, artifacts_of, expand, not_built
 
 Resolve = Callable[[Sequence[str]], tuple[str, Any]]
 
@@ -98,8 +98,9 @@ def plan(
     planned: list[PlannedCell] = []
     counted: set[str] = set()
     for cell in expand(spec):
-        if available is not None and cell.selector is not None and cell.selector not in available:
-            planned.append(PlannedCell(cell, None, "not built yet", f"selector {cell.selector} does not exist in conf/selector"))
+        reason = not_built(spec, cell, available)
+        if reason is not None:
+            planned.append(PlannedCell(cell, None, NOT_BUILT, reason))
             continue
         run_id, config = resolve(cell.overrides)
         run = records.run(run_id)
@@ -107,7 +108,7 @@ def plan(
         if cost is not None and run.state in ("missing", "failed") and run_id not in counted:
             seconds, source = cost.run_seconds(config)
             counted.add(run_id)
-        lacking = missing_artifacts(run.folder, spec.artifacts) if run.state == "complete" else ()
+        lacking = missing_artifacts(run.folder, artifacts_of(spec, cell.row)) if run.state == "complete" else ()
         planned.append(PlannedCell(cell, run_id, run.state, run.reason, seconds, source, lacking))
     return Plan(spec, tuple(planned))
 
@@ -162,7 +163,7 @@ def combine(plans: Iterable[Plan]) -> PlanSet:
 def describe(planned: Plan) -> str:
     """The plan as text: counts, what is missing and why, the array string, the hours."""
     spec = planned.spec
-    counts = {state: len(planned.of(state)) for state in ("complete", "missing", "failed", "conflict", "not built yet")}
+    counts = {state: len(planned.of(state)) for state in ("complete", "missing", "failed", "conflict", NOT_BUILT)}
     parts = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
     lines = [f"{spec.id}: {len(planned.cells)} cells, {len(planned.run_ids)} runs: {parts or 'nothing to run'}"]
     for c in planned.cells:

@@ -9,17 +9,20 @@ same key twice: Hydra would silently keep the last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
+NOT_BUILT = "not built yet"
 KINDS = ("grid", "analysis", "generated", "all")
 
 RECORD_VALUES: dict[str, tuple[str, str]] = {
     "data_usage": ("data used", "percent"),
     "budget_rows": ("rows kept", "count"),
+    "feature_seconds": ("model work for selection", "seconds"),
+    "choose_seconds": ("choosing", "seconds"),
     "selection_seconds": ("selection time", "seconds"),
     "training_seconds": ("training time", "seconds"),
     "total_seconds": ("total time", "seconds"),
@@ -61,7 +64,8 @@ class ExperimentConfig:
     metrics    task/name of the metrics to show, in order; empty for all that the records hold
     show       columns after the score: names of RECORD_VALUES, `scores`, `average`
     reference  the row that differences and saved time are taken against
-    artifacts  files that each run must have beside its record (experiments.artifacts)
+    artifacts  file that runs must have beside their record (experiments.artifacts) -> rows whose runs need it, [] for all rows
+    not_built  rows whose option does not exist yet -> what is missing; shown, never run
     values     numbers out of artifacts to show, as artifact.key
     reported   key in reported.yaml
     margin_*   how much worse than the reference still counts as no worse
@@ -81,7 +85,7 @@ class ExperimentConfig:
     metrics: list[str] = field(default_factory=list)
     show: list[str] = field(default_factory=list)
     reference: str | None = None
-    artifacts: list[str] = field(default_factory=list)
+    artifacts: dict[str, list[str]] = field(default_factory=dict)
     values: list[str] = field(default_factory=list)
     reported: str | None = None
     expected: str = ""
@@ -89,6 +93,7 @@ class ExperimentConfig:
     margin_points: float = 1.0
     margin_nats: float = 0.02
     members: list[str] = field(default_factory=list)
+    not_built: dict[str, str] = field(default_factory=dict)
     by_scale: dict[str, ScalePatch] = field(default_factory=dict)
 
 
@@ -127,6 +132,20 @@ def override_key(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+")
 
 
+def artifacts_of(spec: ExperimentConfig, row: str) -> tuple[str, ...]:
+    """The artifacts that a row's runs need."""
+    return tuple(name for name, rows in spec.artifacts.items() if not rows or row in rows)
+
+
+def not_built(spec: ExperimentConfig, cell: Cell, available: Collection[str] | None) -> str | None:
+    """Why a cell cannot run yet: its selector has no file, or the experiment says so. None when it can."""
+    if cell.row in spec.not_built:
+        return f"{spec.not_built[cell.row]} is {NOT_BUILT}"
+    if available is not None and cell.selector is not None and cell.selector not in available:
+        return f"selector {cell.selector} is {NOT_BUILT}"
+    return None
+
+
 def load_spec(node: Any, scale: str | None = None) -> ExperimentConfig:
     """The checked experiment of a composed configuration's `experiment` node, as `scale` wants it.
 
@@ -155,7 +174,9 @@ def check_spec(spec: ExperimentConfig) -> None:
         raise ValueError(f"{where}: kind {spec.kind} needs rows, columns and seeds")
     if len(set(spec.seeds)) != len(spec.seeds):
         raise ValueError(f"{where}: seeds {spec.seeds} repeat")
-    for name in [*spec.once, *([spec.reference] if spec.reference else [])]:
+    in_artifacts = [row for rows in spec.artifacts.values() for row in rows]
+    named = [*spec.once, *([spec.reference] if spec.reference else []), *spec.not_built, *in_artifacts]
+    for name in named:
         if spec.rows and name not in spec.rows:
             raise ValueError(f"{where}: {name!r} is not a row; rows are {', '.join(spec.rows)}")
     known = {*RECORD_VALUES, SCORES, AVERAGE}
@@ -164,7 +185,7 @@ def check_spec(spec: ExperimentConfig) -> None:
             raise ValueError(f"{where}: show {name!r} is unknown; known are {', '.join(sorted(known))}")
     for value in spec.values:
         if value.split(".", 1)[0] not in spec.artifacts:
-            raise ValueError(f"{where}: value {value!r} comes from no artifact of {spec.artifacts}")
+            raise ValueError(f"{where}: value {value!r} comes from no artifact of {list(spec.artifacts)}")
 
 
 def expand(spec: ExperimentConfig) -> list[Cell]:
