@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.full_data import FullSelector
+from baselines.ifd import IfdSelector
 from baselines.random_choice import RandomSelector
 from clusterft.interfaces import Feature, Selector
 from clusterft.records import Example, Pool
@@ -45,7 +46,20 @@ def no_features(ids: Sequence[str]) -> Mapping[str, Feature]:
     return {}
 
 
+def ifd_features(ids: Sequence[str]) -> Mapping[str, Feature]:
+    """Conditional losses around the direct ones, so that some rows lie above 1."""
+    draws = rows_by_id(ids, 2, "ifd")
+    direct = 1 + np.abs(draws[:, 0])
+    rows = np.stack([direct * (0.9 + 0.05 * draws[:, 1]), direct, np.full(len(ids), 9), np.zeros(len(ids))], axis=1)
+    return {"ifd_losses": Feature(rows.astype(np.float32))}
+
+
+def ifd_selector() -> IfdSelector:
+    return IfdSelector(form="loss", precision="float32", score_eos=False, pre_experience=None, shortfall="take_unhelped")
+
+
 CASES: dict[str, Case] = {
     "random": Case(RandomSelector, no_features),
+    "ifd": Case(ifd_selector, ifd_features),
     "full": Case(FullSelector, no_features, only_all=True),
 }

@@ -1,0 +1,8 @@
+"""The columns of features that a selector reads by name: what the extractor (with torch) and `choose` (without) agree on."""
+
+from __future__ import annotations
+
+IFD_COLUMNS = ("conditional_loss", "direct_loss", "answer_tokens", "reason")
+"""Mean losses in nats a token, tokens averaged over, and the number of the reason why the row is not scored."""
+
+IFD_REASONS = ("", "empty", "truncated", "nonfinite")
