@@ -10,6 +10,8 @@ import numpy as np
 from baselines.full_data import FullSelector
 from baselines.ifd import IfdSelector
 from baselines.random_choice import RandomSelector
+from baselines.s2l import S2LSelector
+from clusterft.cluster import ClusterSelector
 from clusterft.interfaces import Feature, Selector
 from clusterft.records import Example, Pool
 from clusterft.seeding import generator
@@ -58,8 +60,35 @@ def ifd_selector() -> IfdSelector:
     return IfdSelector(form="loss", precision="float32", score_eos=False, pre_experience=None, shortfall="take_unhelped")
 
 
+def s2l_features(ids: Sequence[str]) -> Mapping[str, Feature]:
+    return {"loss_trajectories": Feature(np.hstack([rows_by_id(ids, 4, "s2l"), np.ones((len(ids), 4), np.float32)]))}
+
+
+def s2l_selector() -> S2LSelector:
+    return S2LSelector(clusters=6, rule="paper", n_init=3, proxy={})
+
+
+def cluster_selector() -> ClusterSelector:
+    return ClusterSelector(
+        n_clusters=4,
+        capacity_factor=1.5,
+        solver="exact",
+        n_init=3,
+        within="peripheral",
+        allocation="equal",
+        weights="balanced",
+        proxy={},
+    )
+
+
+def cluster_features(ids: Sequence[str]) -> Mapping[str, Feature]:
+    return {"gradient_proxy": Feature(rows_by_id(ids, 8, "cluster"))}
+
+
 CASES: dict[str, Case] = {
     "random": Case(RandomSelector, no_features),
+    "cluster": Case(cluster_selector, cluster_features, ranking=False),
+    "s2l": Case(s2l_selector, s2l_features, ranking=False),
     "ifd": Case(ifd_selector, ifd_features),
     "full": Case(FullSelector, no_features, only_all=True),
 }

@@ -126,10 +126,16 @@ print(json.dumps({name: choose(name, make_pool(), budgets(name, 40)[0]).ids for 
 
 
 def test_independent_of_the_hash_seed_and_of_the_process():
-    results = []
-    for hash_seed in ("1", "random"):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        out = subprocess.run([sys.executable, "-c", SCRIPT], cwd=HERE, env=env, capture_output=True, text=True, check=True)
-        results.append(json.loads(out.stdout))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            cwd=HERE,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "random")
+    ]
+    results = [json.loads(process.communicate()[0]) for process in started]
     assert results[0] == results[1]
     assert results[0] == {name: list(choose(name, make_pool(), budgets(name, 40)[0]).ids) for name in CASES}

@@ -94,7 +94,8 @@ def train_rows(
     rates = recipe.rates(len(rows))
     if not any(rates):
         raise ValueError(
-            f"{len(rows)} rows make {len(rates)} updates, all of them warm-up at learning rate 0; lower batch_rows ({recipe.batch_rows})"
+            f"{len(rows)} rows make {len(rates)} updates, all of them warm-up at learning rate 0; "
+            f"lower batch_rows, now {recipe.batch_rows}"
         )
     ready = LossPass(model)
     model.train()
