@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterft.records import Metric
-from experiments.artifacts import read_artifact
+from experiments.artifacts import VALUE_COLUMNS, read_artifact, value_at
 from experiments.compare import add_comparisons
 from experiments.plan import Resolve
 from experiments.recordstore import Records, Run
 from experiments.reported import reported
-from experiments.spec import AVERAGE, NOT_BUILT, RECORD_VALUES, SCORES, Cell, ExperimentConfig, expand, not_built
-from experiments.table import INCOMPLETE, OK, REFERENCE, Column, Line, Table, Value
+from experiments.spec import AVERAGE, NOT_BUILT, RECORD_VALUES, SCORES, Cell, ExperimentConfig, artifacts_of, expand, not_built
+from experiments.table import INCOMPLETE, NOT_APPLICABLE, OK, Column, Line, Table, Value
 
 BETTER = {"fraction": "higher", "nats": "lower"}
 UNIT = {"fraction": "percent", "nats": "nats"}
@@ -61,8 +61,11 @@ def build(
     columns = table_columns(spec, metrics)
     lines = []
     for group in _by_line(runs):
+        cell = group[0].cell
         values = {c.key: line_value(group, reader(c, metrics)) for c in columns if c.key not in RELATIVE}
-        lines.append(Line(group[0].cell.row, group[0].cell.column, values))
+        unneeded = [v for v in spec.values if v.split(".", 1)[0] not in artifacts_of(spec, cell.row)]
+        values |= {v: Value(len(group), state=NOT_APPLICABLE) for v in unneeded}
+        lines.append(Line(cell.row, cell.column, values))
     lines = add_relative(spec, columns, lines)
     table = Table(
         id=spec.id,
@@ -123,7 +126,7 @@ def table_columns(spec: ExperimentConfig, metrics: Mapping[str, tuple[Column, st
         else:
             label, unit = RECORD_VALUES[name]
             columns.append(Column(name, label, unit))
-    columns += [Column(v, v.split(".", 1)[1].replace("_", " "), "number") for v in spec.values]
+    columns += [Column(v, *VALUE_COLUMNS[v]) for v in spec.values]
     return columns
 
 
@@ -179,7 +182,7 @@ def record_value(run: Run, key: str) -> float | str:
 
 def _artifact_value(run: Run, artifact: str, key: str) -> float | str:
     values = read_artifact(run.folder, artifact)
-    return f"artifact {artifact} was not made" if values is None else float(values[key])
+    return f"artifact {artifact} was not made" if values is None else value_at(values, key.split("."))
 
 
 def line_value(group: list[CellRun], read: Reader) -> Value:
@@ -233,7 +236,7 @@ def _relative(key: str, line: Line, base: Line | None, reference: str) -> Value:
         raise ValueError(f"{key} needs {' and '.join(needed)} in `show`")
     own = line.values[seconds]
     if line.row == reference:
-        return Value(own.planned, state=REFERENCE)
+        return Value(own.planned, state=NOT_APPLICABLE)
     if base is None or not own.has_mean or not base.values[seconds].has_mean:
         state = own.state if not own.has_mean else f"no {reference}"
         return Value(own.planned, {}, own.run_ids, own.problems, state)

@@ -82,6 +82,33 @@ SCHEMAS: dict[str, dict[str, tuple[type | tuple[type, ...], str]]] = {
 }
 
 
+VALUE_COLUMNS: dict[str, tuple[str, str, str | None]] = {
+    "gradient_diversity.diversity": ("gradient diversity", "number", "higher"),
+    "worker_similarity.steps": ("cosine between workers", "number", "lower"),
+    "cluster_similarity.intra": ("cosine within clusters", "number", None),
+    "cluster_similarity.inter": ("cosine between clusters", "number", None),
+    "cluster_similarity.p_value": ("permutation p", "number", None),
+    "pool_statistics.rows": ("rows", "count", None),
+    "pool_statistics.rejected": ("rows set aside", "count", None),
+    "pool_statistics.truncated": ("rows cut", "count", None),
+    "pool_statistics.groups": ("families", "count", None),
+    "pool_statistics.tokens.mean": ("tokens a row, mean", "count", None),
+    "pool_statistics.tokens.p95": ("tokens a row, 95 %", "count", None),
+    "pool_statistics.target_tokens.mean": ("response tokens a row, mean", "count", None),
+}
+"""What an experiment's `values` may name: artifact.key -> (heading, unit, which way is better)."""
+
+
+def value_at(values: Mapping[str, Any], path: Sequence[str]) -> float:
+    """One number out of an artifact's values: a number itself, the mean of a list, the sum of a mapping. Raises KeyError."""
+    found: Any = values
+    for key in path:
+        found = found[key]
+    if isinstance(found, list):
+        return math.fsum(found) / len(found)
+    return float(math.fsum(found.values()) if isinstance(found, dict) else found)
+
+
 def artifact_path(run_dir: Path, name: str) -> Path:
     return Path(run_dir) / "artifacts" / f"{name}.json"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from experiments.reported import NOT_AVAILABLE, Reported
 from experiments.spec import AVERAGE
-from experiments.table import INCOMPLETE, REFERENCE, Column, Difference, Line, Table, Value
+from experiments.table import INCOMPLETE, NOT_APPLICABLE, Column, Difference, Line, Table, Value
 
-DECIMALS = {"percent": 1, "nats": 4, "seconds": 1, "count": 0, "ratio": 2, "GiB": 2, "text": 0}
+DECIMALS = {"percent": 1, "nats": 4, "seconds": 1, "count": 0, "ratio": 2, "GiB": 2, "text": 0, "cosine": 5}
 SUFFIX = {"percent": " (%)", "nats": " (nats)", "seconds": " (s)", "GiB": " (GiB)"}
 NOTHING = "–"
 
@@ -29,7 +29,7 @@ def value_text(value: Value, column: Column, interval: bool = True) -> str:
     """ "56.5 ± 0.4 [55.6, 57.4]", "56.5 ± 0.4 (n 2 of 3)", "failed", ... without marks."""
     if value.text is not None:
         return value.text
-    if value.state == REFERENCE:
+    if value.state == NOT_APPLICABLE:
         return NOTHING
     if not value.has_mean:
         return value.state
@@ -58,6 +58,8 @@ def n_text(line: Line) -> str:
     """Seeds behind a line: "3", or "2 of 3"."""
     values = list(line.values.values())
     n, planned = max((v.n for v in values), default=0), max((v.planned for v in values), default=0)
+    if planned == 0:
+        return NOTHING
     return str(planned) if n == planned else f"{n} of {planned}"
 
 

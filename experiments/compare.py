@@ -77,6 +77,6 @@ def difference_of(ours: Value, reference: Value, column: Column, spec: Experimen
     if not differences:
         return None
     interval = t_interval(differences)
-    margin = spec.margin_nats if column.unit == "nats" else spec.margin_points
+    margin = {"nats": spec.margin_nats, "percent": spec.margin_points}.get(column.unit, 0.0)
     upward = interval if column.better == "higher" or interval is None else (-interval[1], -interval[0])
     return Difference(mean_sd(differences)[0], interval, len(differences), verdict(upward, margin))

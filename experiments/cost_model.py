@@ -61,6 +61,16 @@ S2L_PROXY_PARAMETERS = 70e6
 S2L_PROXY_PASSES = (3.0 + 12.0, 3.0)  # 3 epochs of training, 12 checkpoints scored
 
 
+def passes_text(selector: str) -> str:
+    """How a method's cost reads in table 1, from the numbers above. Raises KeyError for an unknown method."""
+    forward, backward = PASSES[selector]
+    if selector == "s2l":
+        forward, backward = S2L_PROXY_PASSES
+    parts = [f"{count:g} N {word}" for count, word in ((forward, "forward"), (backward, "backward")) if count]
+    text = ", ".join(parts) or "none"
+    return f"{text}, of a {S2L_PROXY_PARAMETERS / 1e6:g} M proxy" if selector == "s2l" else text
+
+
 def parameters(shape: Mapping[str, Any]) -> float:
     """Parameters of a Llama-shaped model outside the input embedding (which is looked up, not multiplied), with the output head.
 

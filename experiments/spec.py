@@ -15,6 +15,8 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
+from experiments.artifacts import SCHEMAS, VALUE_COLUMNS
+
 NOT_BUILT = "not built yet"
 KINDS = ("grid", "analysis", "generated", "all")
 
@@ -183,7 +185,12 @@ def check_spec(spec: ExperimentConfig) -> None:
     for name in spec.show:
         if name not in known:
             raise ValueError(f"{where}: show {name!r} is unknown; known are {', '.join(sorted(known))}")
+    for name in spec.artifacts:
+        if name not in SCHEMAS:
+            raise ValueError(f"{where}: artifact {name!r} is unknown; known are {', '.join(SCHEMAS)}")
     for value in spec.values:
+        if value not in VALUE_COLUMNS:
+            raise ValueError(f"{where}: value {value!r} is unknown; known are {', '.join(VALUE_COLUMNS)}")
         if value.split(".", 1)[0] not in spec.artifacts:
             raise ValueError(f"{where}: value {value!r} comes from no artifact of {list(spec.artifacts)}")
 

@@ -42,11 +42,14 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
 def verdict(interval: tuple[float, float] | None, margin: float) -> str:
     """What an interval of (ours - reference, higher is better) allows to say at a margin of non-inferiority.
 
-    "worse": all of it below zero and not wholly above -margin; "no worse": all of it above -margin; else "cannot tell".
+    "better": all of it above zero; "no worse": all of it above -margin; "worse": below zero and not wholly above -margin; else
+    "cannot tell".
     """
     if interval is None:
         return "too few seeds"
     low, high = interval
+    if low > 0:
+        return "better"
     if low > -margin:
         return "no worse"
     return "worse" if high < 0 else "cannot tell"

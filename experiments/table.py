@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from experiments.reported import Reported
 from experiments.statistics import mean_sd, t_interval
 
-OK, INCOMPLETE, REFERENCE = "ok", "incomplete", "reference"
+OK, INCOMPLETE, NOT_APPLICABLE = "ok", "incomplete", "not applicable"
 
 
 @dataclass(frozen=True)
 class Column:
     """One column of values.
 
-    unit    percent | nats | seconds | count | ratio | GiB | number | text
+    unit    percent | nats | seconds | count | ratio | GiB | number | cosine | text
     better  higher | lower | None (no better and worse)
     """
 
@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Value:
-    """One cell. state: ok | incomplete (some seeds are absent) | reference (nothing to compare with itself) | why there is none.
+    """One cell. state: ok | incomplete (seeds are absent) | not applicable (the reference against itself) | why there is none.
 
     by_seed  seed -> value, only those that exist; run_ids: seed -> run; problems: seed -> why it has no value
     """

@@ -68,7 +68,9 @@ def test_a_scale_replaces_what_it_names_and_nothing_else() -> None:
         ({"rows": {}}, "needs rows, columns and seeds"),
         ({"once": ["All"]}, "'All' is not a row; rows are Full data, Random, LESS"),
         ({"show": ["score"]}, "show 'score' is unknown"),
-        ({"values": ["a.b"]}, "comes from no artifact"),
+        ({"values": ["a.b"]}, "value 'a.b' is unknown"),
+        ({"values": ["gradient_diversity.diversity"]}, "comes from no artifact"),
+        ({"artifacts": {"nothing": []}}, "artifact 'nothing' is unknown; known are gradient_diversity"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_refused(change: dict[str, object], message: str) -> None:
@@ -202,6 +204,7 @@ def test_statistics_by_hand() -> None:
         ((-4.65, -1.20), "worse"),
         ((-1.68, -1.05), "worse"),
         ((-0.27, 0.18), "no worse"),
+        ((0.1, 0.5), "better"),
         (None, "too few seeds"),
     ],
 )
