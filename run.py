@@ -21,9 +21,23 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from clusterft.app import register_schema, run_cell, said_plainly  # noqa: E402
+from clusterft.records import RunRecord  # noqa: E402
 from clusterft.overrides import UserError, check_command_line  # noqa: E402
 
 register_schema()
+
+
+def check(cfg: DictConfig) -> None:
+    """Imported late: a full store renders without loading torch."""
+    from clusterft.preflight import preflight
+
+    preflight(cfg)
+
+
+def one_run(cfg: DictConfig) -> RunRecord:
+    from clusterft.runner import run_one
+
+    return run_one(cfg)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -35,7 +49,7 @@ def main(cfg: DictConfig) -> None:
         else:
             from experiments.drive import run_experiment
 
-            run_experiment(cfg, overrides)
+            run_experiment(cfg, overrides, run=one_run, preflight=check)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ resumes by itself. `runner.run_one` strings them together; `worker` calls them o
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.errors import InstantiationException
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft import launch
@@ -49,8 +51,8 @@ class Prepared:
 
 def prepare(cfg: DictConfig) -> Prepared:
     """Loads, templates and tokenises. The same code for every selector, the trainer and the held-out loss."""
-    pools = load_pool(cfg.data, assets_dir=Path(cfg.runtime.assets_dir), cache_dir=Path(cfg.runtime.cache_dir).expanduser())
-    tokenizer = load_tokenizer(cfg.model, assets_dir=Path(cfg.runtime.assets_dir), cache_dir=Path(cfg.runtime.cache_dir).expanduser())
+    pools = load_pool(cfg.data, assets_dir=places(cfg)["cache_dir"])
+    tokenizer = load_tokenizer(cfg.model, **places(cfg))
     limits = {"max_row_tokens": cfg.data.max_row_tokens}
     pool, encoded = encode_pool(pools.train, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
@@ -61,7 +63,24 @@ def prepare(cfg: DictConfig) -> Prepared:
 def make_selector(cfg: DictConfig) -> Selector:
     """The configured selector. Raises what its constructor raises for an unknown or missing parameter."""
     node = {k: v for k, v in OmegaConf.to_container(cfg.selector, resolve=True).items() if k not in BUDGET_KEYS}
-    return instantiate(node, _convert_="all")
+    return build("selector", node)
+
+
+def build(where: str, node: dict[str, Any], **more: Any) -> Any:
+    """Makes the object that a configuration node names by its `_target_`. Unlike hydra's `instantiate`, errors keep their own sentence.
+
+    Raises ValueError for a target that cannot be imported or for parameters that it does not take.
+    """
+    parameters = {k: v for k, v in node.items() if k != "_target_"} | more
+    try:
+        target = get_object(node["_target_"])
+    except (KeyError, ImportError, InstantiationException) as problem:
+        raise ValueError(f"{where}._target_ {node.get('_target_')!r} cannot be imported: {problem}") from problem
+    try:
+        inspect.signature(target).bind(**parameters)
+    except TypeError as problem:
+        raise ValueError(f"{where}: {problem}; {node['_target_']} takes {inspect.signature(target)}") from problem
+    return target(**parameters)
 
 
 def cluster_selector(cfg: DictConfig) -> ClusterSelector:
@@ -90,8 +109,7 @@ def feature_context(cfg: DictConfig, ready: Prepared, dist: Dist) -> FeatureCont
         token_budget=cfg.runtime.token_budget,
         dist=dist,
         seed=cfg.seed,
-        load_model=_once(lambda: model_for(cfg, device=dist.device)),
-        work_dir=Path(cfg.runtime.cache_dir).expanduser() / "artifacts",
+        load_model=lambda: model_for(cfg, device=str(dist.device)),
         progress=cfg.runtime.progress,
         validation=validation_rows(ready),
     )
@@ -99,8 +117,12 @@ def feature_context(cfg: DictConfig, ready: Prepared, dist: Dist) -> FeatureCont
 
 def model_for(cfg: DictConfig, *, device: str) -> Any:
     """The run's model, loaded as configured."""
-    places = {"assets_dir": Path(cfg.runtime.assets_dir), "cache_dir": Path(cfg.runtime.cache_dir).expanduser()}
-    return load_model(cfg.model, device=device, **places)
+    return load_model(cfg.model, device=device, **places(cfg))
+
+
+def places(cfg: DictConfig) -> dict[str, Path]:
+    """The folders of assets and of the user's cache."""
+    return {"assets_dir": Path(cfg.runtime.assets_dir), "cache_dir": Path(cfg.runtime.cache_dir).expanduser()}
 
 
 def validation_rows(ready: Prepared) -> Mapping[str, Sequence[Encoded]]:
@@ -112,7 +134,7 @@ def validation_rows(ready: Prepared) -> Mapping[str, Sequence[Encoded]]:
 
 
 def feature_store(cfg: DictConfig) -> FeatureStore:
-    return FeatureStore(Path(cfg.runtime.cache_dir).expanduser() / "features")
+    return FeatureStore(places(cfg)["cache_dir"] / "features")
 
 
 def features(cfg: DictConfig, ready: Prepared, *, dist: Dist | None = None) -> dict[str, Feature]:
@@ -183,7 +205,7 @@ def train_entry(*, dist: Dist, config_path: str) -> None:
     selection = read_selection(run_dir / "selection")
     selection.check_against(ready.pool)
     train(
-        model_for(cfg, device=dist.device),
+        model_for(cfg, device=str(dist.device)),
         selected_rows(ready, selection),
         selection,
         cfg.trainer,
@@ -232,7 +254,7 @@ def evaluators(cfg: DictConfig, ready: Prepared | None = None) -> dict[str, Any]
         progress=cfg.runtime.progress,
     )
     nodes = OmegaConf.to_container(cfg.evaluators, resolve=True)
-    return {name: instantiate(node, context=context, _convert_="all", _recursive_=False) for name, node in nodes.items()}
+    return {name: build(f"evaluators.{name}", node, context=context) for name, node in nodes.items()}
 
 
 def evaluate(cfg: DictConfig, ready: Prepared, run_dir: Path) -> list[Metric]:
@@ -243,14 +265,3 @@ def evaluate(cfg: DictConfig, ready: Prepared, run_dir: Path) -> list[Metric]:
         out.mkdir(parents=True, exist_ok=True)
         metrics += evaluator.evaluate(run_dir / "train" / "model", out)
     return metrics
-
-
-def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    kept: list[Any] = []
-
-    def get() -> Any:
-        if not kept:
-            kept.append(make())
-        return kept[0]
-
-    return get
