@@ -26,6 +26,7 @@ from transformers import (
 
 from clusterft.batching import plan_batches, row_of_labels, row_of_pair, run_batches
 from clusterft.config import ModelConfig
+from clusterft.distributed import Dist
 from clusterft.features import FeatureContext, FeatureStore, SingleProcess, compute
 from clusterft.heads import HeadNotUnderstood, OutputHead
 from clusterft.interfaces import FeatureSpec
@@ -278,16 +279,6 @@ def test_bad_options_are_named():
 # -- into the store ------------------------------------------------------------------------------------------------------------
 
 
-class Gloo:
-    device = "cpu"
-
-    def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
-
-    def barrier(self) -> None:
-        torch.distributed.barrier()
-
-
 def make_context(dist, n: int = 23, token_budget: int = 64) -> FeatureContext:
     rows = random_samples(n, 97)
     rows[3] = (rows[3][0], [])
@@ -318,6 +309,7 @@ def spec(**params) -> FeatureSpec:
 def rank_main(rank: int, world: int, root: str, port: int, die: bool) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=world, rank=rank)
+    dist = Dist(rank, world, torch.device("cpu"))
     if die and rank == world - 1:
         from clusterft.feature_writer import RowWriter
 
@@ -328,7 +320,7 @@ def rank_main(rank: int, world: int, root: str, port: int, die: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         RowWriter.put = put_and_die
-    compute([spec(centre=True)], make_context(Gloo(rank, world)), FeatureStore(root))
+    compute([spec(centre=True)], make_context(dist), FeatureStore(root))
     torch.distributed.destroy_process_group()
 
 

@@ -24,6 +24,8 @@ class DistLike(Protocol):
 
     def barrier(self) -> None: ...
 
+    def broadcast_object(self, value: Any, src: int = 0) -> Any: ...
+
 
 @dataclass(frozen=True)
 class SingleProcess:
@@ -35,6 +37,9 @@ class SingleProcess:
 
     def barrier(self) -> None:
         """Nobody to wait for."""
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        return value
 
 
 class _Once:

@@ -63,7 +63,7 @@ def file_sha256(path: Path) -> str:
     return _file_sha256(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
 
 
-def model_identity(model_cfg: Any) -> dict[str, Any]:
+def weights_identity(model_cfg: Any) -> dict[str, Any]:
     """What names a model's weights: the declared checksum, else the contents of a local folder, else hub id and revision.
 
     Paths of folders never enter, so that a moved folder keeps its features. `model_cfg` is a `config.ModelConfig` or its node.
@@ -117,7 +117,7 @@ def identity_of(spec: FeatureSpec, context: FeatureContext) -> dict[str, Any]:
         "params": params,
         "pool": context.pool.fingerprint,
         "tokens": encoded_digest(context.encoded),
-        "model": model_identity(context.model_cfg),
+        "model": weights_identity(context.model_cfg),
         "template": context.template,
         "max_length": context.max_length,
     }

@@ -62,7 +62,7 @@ def _ensure(spec: FeatureSpec, context: FeatureContext, store: FeatureStore) -> 
         if context.dist.rank == 0:
             verdict, lock = _decide(spec, context, store)
         try:
-            verdict = _from_rank_zero(context.dist, verdict)
+            verdict = context.dist.broadcast_object(verdict)
             if verdict == "load":
                 return
             if verdict == "compute":
@@ -102,7 +102,7 @@ def _run(spec: FeatureSpec, context: FeatureContext, store: FeatureStore) -> Non
             store.finish(spec, context, writer)
         except (ValueError, OSError) as error:
             problem = f"feature {spec.name!r}: {error}"
-    problem = _from_rank_zero(context.dist, problem)
+    problem = context.dist.broadcast_object(problem)
     if problem:
         raise ValueError(problem)
 
@@ -113,14 +113,3 @@ def load_extractor(spec: FeatureSpec) -> Callable[[FeatureContext, FeatureSpec, 
     if not (module and colon and function):
         raise ValueError(f"feature {spec.name!r}: extractor {spec.extractor!r} is not of the form 'package.module:function'")
     return getattr(importlib.import_module(module), function)
-
-
-def _from_rank_zero(dist: DistLike, text: str) -> str:
-    """Rank 0's text, on every rank."""
-    if dist.world == 1:
-        return text
-    import torch.distributed  # only groups of several ranks need it
-
-    box = [text]
-    torch.distributed.broadcast_object_list(box, src=0)
-    return box[0]
