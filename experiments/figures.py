@@ -124,9 +124,10 @@ def variance(table: Table) -> Any:
             points = [x.values["simulated"].mean for x in lines]
             errors = [1.96 * x.values["stderr"].mean for x in lines]
             panel.errorbar(xs, points, yerr=errors, fmt="o", markersize=3, color=f"C{at}", capsize=2)
-        panel.set(
-            xscale="log", yscale="log", xlabel="batch size B", ylabel="squared error of the batch gradient", title=population
-        )
+        panel.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="squared error of the batch gradient")
+        panel.set_title(population, fontsize=9)
+        panel.set_xticks(xs, [str(x) for x in xs])
+        panel.minorticks_off()
     axes[0].legend()
     return figure
 
