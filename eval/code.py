@@ -2,7 +2,8 @@
 
     problems ► questions ► prompt ids ► texts (resumable) ► programmes ► verdicts ► Metric
 
-A benchmark is a subclass that says where its problems come from and how a question is put (`eval.humaneval`). Files under out_dir:
+A benchmark is a subclass that says where its problems come from and how a question is put (`eval.humaneval`). Files under
+out_dir:
 
     generated-<rank>.jsonl   texts as the model wrote them, up to the stop; resumable
     samples.jsonl            complete programmes in evalplus's sample form; `evalplus.evaluate` reads it
@@ -82,11 +83,15 @@ class CodeEvaluator:
         raise NotImplementedError
 
     def load(self, sandbox: Sandbox) -> ProblemSet:
-        """The problems, before the subset is taken. Raises EvaluationError or FileNotFoundError with the command that fetches them."""
+        """The problems, before the subset is taken. Raises EvaluationError or FileNotFoundError with the command that fetches
+        them.
+        """
         raise NotImplementedError
 
     def preflight(self) -> None:
-        """Everything that can be wrong without a model: versions, variables, data, sandbox, harness. Seconds; remembered by hash."""
+        """Everything that can be wrong without a model: versions, variables, data, sandbox, harness. Seconds; remembered by
+        hash.
+        """
         check_environment()
         with self._sandbox() as sandbox:
             self._ready(sandbox)
@@ -101,7 +106,9 @@ class CodeEvaluator:
         return problems, check_harness(problems, sandbox, self.cache_dir)
 
     def evaluate(self, checkpoint_dir: Path, out_dir: Path) -> list[Metric]:
-        """Generates and scores; see the module's tour for the files. With `dist`, every rank gets the metrics, the main one scores."""
+        """Generates and scores; see the module's tour for the files. With `dist`, every rank gets the metrics, the main one
+        scores.
+        """
         check_environment()
         out_dir.mkdir(parents=True, exist_ok=True)
         with self._sandbox() as sandbox:
@@ -179,7 +186,9 @@ class CodeEvaluator:
         ]
 
     def _key(self, checkpoint_dir: Path, prompts: Sequence[Prompt]) -> str:
-        """Everything that decides a text. The batch size is not in it: in float32 it changes nothing, else it is no other model."""
+        """Everything that decides a text. The batch size is not in it: in float32 it changes nothing, else it is no other
+        model.
+        """
         facts = [
             loading.checkpoint_fingerprint(checkpoint_dir),
             self.context.precision,

@@ -4,8 +4,9 @@ In go a `ProblemSet` and one solution a problem; out comes one `Verdict` a probl
 reference solution, comparison with its tolerances and oracles, time limits a test. What is ours around it: the sandbox, the outer
 wall clock, no results file that could be stale, missing problems named and scored as failed, and two mends for version 0.3.1:
 
-- HumanEval/32 (`find_zero`) can never pass there: its oracle leaves the list of passed tests empty. Here the same check, |p(root)| <=
-  tolerance with evalplus's own polynomial, is asked as an ordinary question whose right answer is True (`mend_problem`).
+- HumanEval/32 (`find_zero`) can never pass there: its oracle leaves the list of passed tests empty. Here the same check,
+  |p(root)| <= tolerance with evalplus's own polynomial, is asked as an ordinary question whose right answer is True
+  (`mend_problem`).
 - The smallest time limit is 4 s as in later versions, not 1 s: a busy machine must not fail a right solution.
 
 `check_harness` runs every reference solution through all of it and refuses a harness that fails one.
@@ -62,7 +63,7 @@ def check_environment() -> None:
     found = version("evalplus")
     if found != EVALPLUS_VERSION:
         raise EvaluationError(
-            f"evalplus {found} is installed, but scores are pinned to {EVALPLUS_VERSION}: pip install evalplus=={EVALPLUS_VERSION}"
+            f"evalplus {found} is installed, but scores are pinned to {EVALPLUS_VERSION}: install evalplus=={EVALPLUS_VERSION}"
         )
     for name, remedy in _UNSUPPORTED_VARIABLES.items():
         if name in os.environ:
@@ -142,8 +143,8 @@ def check_harness(problems: ProblemSet, sandbox: Sandbox, cache_dir: Path) -> st
         if failed:
             named = ", ".join(f"{v.task_id} ({v.base}/{v.plus} {v.reason})" for v in failed[:5])
             raise EvaluationError(
-                f"the harness fails {len(failed)} of {len(verdicts)} reference solutions: {named}; with such a harness no score can be "
-                "believed: lower `parallel` if the machine is busy, or raise limits"
+                f"the harness fails {len(failed)} of {len(verdicts)} reference solutions: {named}; with such a harness no "
+                "score can be believed: lower `parallel` if the machine is busy, or raise limits"
             )
         cache_dir.mkdir(parents=True, exist_ok=True)
         marker.write_text(

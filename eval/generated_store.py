@@ -1,7 +1,7 @@
 """Generated texts on disk, one line a problem, written as they come: a killed evaluation goes on where it stopped.
 
-Each line carries a key of everything that decides the text (weights, prompts, settings). Lines of another key, and a last line torn
-by a kill, are not used: a text is never taken from another model because a path is the same.
+Each line carries a key of everything that decides the text (weights, prompts, settings). Lines of another key, and a last
+line torn by a kill, are not used: a text is never taken from another model because a path is the same.
 """
 
 from __future__ import annotations

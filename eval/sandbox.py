@@ -4,20 +4,22 @@
         print(sandbox.note)                      # "sandbox full" or "sandbox partial: not covered: network, ..."
         for job_id, result in sandbox.run(jobs): ...
 
-What is covered when every wall stands: no network (a network namespace without devices, and no sockets by system-call filter);
-nothing of the machine's files but the interpreter's and the installed packages' libraries, read-only; one small temporary folder in
-memory; an empty environment; no sight of other processes; no root, no capabilities; limits on memory, processor time, processes,
-file size, open files and wall clock; everything dies with the problem, and with the program that asked.
+What is covered when every wall stands: no network (a network namespace without devices, and no sockets by system-call
+filter); nothing of the machine's files but the interpreter's and the installed packages' libraries, read-only; one small
+temporary folder in memory; an empty environment; no sight of other processes; no root, no capabilities; limits on memory,
+processor time, processes, file size, open files and wall clock; everything dies with the problem, and with the program that
+asked.
 
 What is not covered, ever: kernel faults; a solution that tries to deceive the grader (it runs in the process in which evalplus
 compares, as everywhere evalplus is used); reading installed packages; slowing the machine within its limits; timing channels.
 
-`mode="require"` refuses to run unless every wall was proved by an attempt to break it; `mode="best_effort"` runs with what stands and says
-so in `note`, which evaluators put into their metrics.
+`mode="require"` refuses to run unless every wall was proved by an attempt to break it; `mode="best_effort"` runs with what
+stands and says so in `note`, which evaluators put into their metrics.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,14 +27,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from eval.errors import EvaluationError
-from eval.jail import Limits
+from eval.jail import PLANS, Limits
 
 MODES = ("require", "best_effort")
 
@@ -47,16 +49,23 @@ class Sandbox:
     mode      require | best_effort
     parallel  problems at once
     limits    for each problem
+    plans     which kinds of jail may be tried, strongest first (`eval.jail.PLANS`)
 
     Raises SandboxError on entering when a wall that `require` asks for does not stand.
     """
 
-    def __init__(self, mode: str = "require", parallel: int = 1, limits: Limits = Limits()) -> None:  # noqa: B008  frozen
+    def __init__(
+        self,
+        mode: str = "require",
+        parallel: int = 1,
+        limits: Limits = Limits(),  # noqa: B008  frozen
+        plans: Sequence[str] = PLANS,
+    ) -> None:
         if mode not in MODES:
             raise ValueError(f"sandbox mode {mode!r} is not one of {', '.join(MODES)}")
         if parallel < 1:
             raise ValueError(f"sandbox: parallel is {parallel}, at least 1 is needed")
-        self.mode, self.parallel, self.limits = mode, parallel, limits
+        self.mode, self.parallel, self.limits, self.plans = mode, parallel, limits, tuple(plans)
         self.walls: tuple[str, ...] = ()
         self.missing: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +82,12 @@ class Sandbox:
                 f"model-written code is run behind Linux namespaces; this is {sys.platform}: score on a Linux machine"
             )
         self._root = tempfile.mkdtemp(prefix="jail-")
-        os.makedirs(self._root + "/root")
+        os.chmod(self._root, 0o711)
+        os.mkdir(self._root + "/root")
+        os.mkdir(self._root + "/open")
+        os.chmod(
+            self._root + "/open", 0o777
+        )  # an escape would be able to write here: the proof of the file wall is that it cannot
         try:
             self._start()
         except BaseException:
@@ -94,15 +108,15 @@ class Sandbox:
             cwd="/",
             start_new_session=True,
         )
-        first = {"parallel": self.parallel, "limits": asdict(self.limits), "root": self._root + "/root"}
+        first = {"parallel": self.parallel, "limits": asdict(self.limits), "root": self._root + "/root", "plans": self.plans}
         self._send({**first, "environment": [*environment, "LC_CTYPE"]})
         found = self._receive()
         self.walls, self.missing = tuple(found["walls"]), tuple(found["missing"])
         if self.mode == "require" and self.missing:
             why = f" ({found['why']})" if found["why"] else ""
             raise SandboxError(
-                f"sandbox=require, but this machine does not give: {', '.join(self.missing)}{why}; allow unprivileged user namespaces "
-                "or run as root in a container with CAP_SYS_ADMIN, or set sandbox=best_effort to run with what stands"
+                f"sandbox=require, but this machine does not give: {', '.join(self.missing)}{why}; allow unprivileged user "
+                "namespaces or run as root in a container with CAP_SYS_ADMIN, or set sandbox=best_effort to run with what stands"
             )
 
     def run(self, jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -138,10 +152,8 @@ class Sandbox:
         """Ends the warden and everything below it."""
         process, self._process = self._process, None
         if process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     stream.close()

@@ -1,8 +1,9 @@
 """A system-call filter for model-written code: what it never needs is refused by the kernel.
 
-In goes the machine's architecture; out comes a classic BPF programme that `install` loads into the calling process (for good: it is
-inherited by every child). Refused calls return EPERM, so Python sees an ordinary PermissionError and the problem simply fails.
-`clone3` returns ENOSYS instead: the C library then falls back to `clone`, whose flags a filter can read.
+In goes the machine's architecture; out comes a classic BPF programme that `install` loads into the calling process (for
+good: it is inherited by every child). Refused calls return EPERM, so Python sees an ordinary PermissionError and the
+problem simply fails. `clone3` returns ENOSYS instead: the C library then falls back to `clone`, whose flags a filter can
+read.
 
 Standard library only: the sandbox imports this file before anything else.
 """

@@ -8,12 +8,13 @@ so that a fork of it costs milliseconds and gives model-written code nothing to 
 Only init holds the pipe for the result, and it closes itself in everything that init forks. Each generation dies with the one
 above it, so killing the keeper, or the evaluating program, leaves nothing behind.
 
-First line in: {"parallel", "limits", "root", "environment"}. First line out: {"walls": [...], "missing": [...]}.
+First line in: {"parallel", "limits", "root", "plans", "environment"}; first line out: see `_best_plan`.
 Then any number of {"id", "kind", ...} in and {"id", "result"} out, in the order in which they finish.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -32,6 +33,15 @@ if __name__ == "__main__":
 from eval import jail, jobs
 
 _POLL_SECONDS = 0.1
+_PRELOADED = (
+    "evalplus.eval",
+    "evalplus.gen.util",
+    "multiprocessing.popen_fork",
+    "multiprocessing.sharedctypes",
+    "math",
+    "re",
+    "string",
+)
 
 
 @dataclass
@@ -168,10 +178,12 @@ def _write_all(pipe: int, data: bytes) -> None:
         data = data[os.write(pipe, data) :]
 
 
-def _best_plan(warden: Warden, environment: list[str]) -> dict[str, Any]:
-    """Takes the strongest plan whose jail can be entered. Returns {"plan", "walls": proved, "missing": the others, "why": ...}."""
+def _best_plan(warden: Warden, plans: list[str], environment: list[str]) -> dict[str, Any]:
+    """Takes the strongest plan whose jail can be entered. Returns {"plan", "walls": proved, "missing": the others, "why":
+    ...}.
+    """
     why = []
-    for plan in jail.PLANS:
+    for plan in plans:
         warden.plan = plan
         found = _prove_walls(warden, environment)
         if not found["why"]:
@@ -183,7 +195,13 @@ def _best_plan(warden: Warden, environment: list[str]) -> dict[str, Any]:
 def _prove_walls(warden: Warden, environment: list[str]) -> dict[str, Any]:
     """Runs the attempts of `jobs.prove` in a jail of the warden's plan."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        job = {"id": None, "kind": "prove", "port": server.getsockname()[1], "folder": warden.root + "/..", "warden": os.getpid()}
+        job = {
+            "id": None,
+            "kind": "prove",
+            "port": server.getsockname()[1],
+            "folder": os.path.dirname(warden.root) + "/open",
+            "warden": os.getpid(),
+        }
         warden.start({**job, "environment": environment})
         done: list[tuple[Any, dict[str, Any]]] = []
         while not done:
@@ -206,13 +224,14 @@ def _lines(buffer: bytearray) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Serves until stdin ends."""
-    import evalplus.eval  # noqa: F401  imported once, here, so that every fork has it
+    for name in _PRELOADED:  # once, here, so that every fork has it
+        importlib.import_module(name)
 
     jail.die_with_parent()
     multiprocessing.set_start_method("fork")
     first = json.loads(sys.stdin.buffer.readline())
     warden = Warden(first["parallel"], jail.Limits(**first["limits"]), first["root"])
-    _say(_best_plan(warden, first["environment"]))
+    _say(_best_plan(warden, first["plans"], first["environment"]))
     waiting: list[dict[str, Any]] = []
     buffer, open_input = bytearray(), True
     os.set_blocking(0, False)
