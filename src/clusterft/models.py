@@ -193,9 +193,11 @@ def tiny_twin(cfg: Any) -> PreTrainedModel:
     shape = plain_shape(cfg)
     heads = shape["num_attention_heads"]
     group = heads // shape.get("num_key_value_heads", heads)
-    small = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+    key_heads = 4 if group == 1 else 2
+    small = {"intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": group * key_heads, "vocab_size": 512}
+    small["hidden_size"] = 16 * small["num_attention_heads"]
     if "num_key_value_heads" in shape:
-        small["num_key_value_heads"] = max(1, 4 // group)
+        small["num_key_value_heads"] = key_heads
     if "head_dim" in shape:
         small["head_dim"] = 16
     twin = type("Twin", (), {"architecture": cfg.architecture, "shape": {**shape, **small, "max_position_embeddings": 256}})
