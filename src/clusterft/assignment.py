@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterft.assignment_kernels import balance, margins, relabel
-from clusterft.cost_sources import CostSource, DenseCosts, PointCosts
+from clusterft.cost_sources import NO_ROWS, CostSource, DenseCosts, PointCosts, Scan
 from clusterft.limits import Limit, size_limits
 from clusterft.prices import flows_for, improve_prices, needed_margin, sample_prices
 from clusterft.rows import RowTable
@@ -30,16 +30,25 @@ from clusterft.ties import settle_ties
 TIE = 1e-12
 """Reduced costs closer than this, relative to the largest cost among the rows of the finish, count as equal."""
 
-FINISH_BYTES = 96 * 2**20
+FINISH_BYTES = 48 * 2**20
 """Size of the float64 cost rows of the finish above which a new scan is preferred to a larger finish."""
+
+
+HEAVY_FINISH = 2
+"""A finish of more than this many times n k steps is put off for another scan with better prices."""
+
+RESCAN_SHARE = 0.7
+"""Share of doubtful rows from which a whole scan, which reads in order, is the quicker one."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """labels (n,) int32; prices (k,) float64, positive only for full clusters, negative only for clusters at their minimum;
-    gaps (n,) float32 how much the prices may move apart before a row's label can change; scans and paths count the work."""
+    """labels (n,) int32; seconds (n,) int32 likely runners-up; prices (k,) float64, positive only for full clusters, negative
+    only for clusters at their minimum; gaps (n,) float32 how much the prices may move apart before a row's label can change;
+    scans and paths count the work."""
 
     labels: np.ndarray
+    seconds: np.ndarray
     prices: np.ndarray
     gaps: np.ndarray
     scans: int
@@ -71,47 +80,85 @@ def assign_points(points, centers, capacity: Limit, min_size: Limit = 0, *, chun
     return solve(PointCosts(RowTable(points, chunk_rows=chunk_rows), centers), capacity, min_size).labels
 
 
-def solve(source: CostSource, capacity: Limit, min_size: Limit = 0, *, prices: np.ndarray | None = None) -> Assignment:
-    """The assignment with its dual prices. `prices` (k,) is a warm start and changes the speed only.
+def solve(
+    source: CostSource,
+    capacity: Limit,
+    min_size: Limit = 0,
+    *,
+    prices: np.ndarray | None = None,
+    known: Scan | None = None,
+    reach: float = 0.0,
+) -> Assignment:
+    """The assignment with its dual prices.
+
+    Two warm starts change the speed only: `prices` (k,), and `known`, a scan under these prices whose margins are true or too
+    small. Rows whose margin is above `reach`, how far the prices may move, are then not scanned again.
 
     Raises ValueError as `assign`.
     """
     n, k = source.n, source.k
     low, high = size_limits(n, k, min_size, capacity)
     if n == 0:
-        return Assignment(np.zeros(0, np.int32), np.zeros(k), np.zeros(0, np.float32), 0, 0)
+        return Assignment(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(k), np.zeros(0, np.float32), 0, 0)
     if k == 1:
-        return Assignment(np.zeros(n, np.int32), np.zeros(1), np.full(n, np.inf, np.float32), 0, 0)
+        return Assignment(np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(1), np.full(n, np.inf, np.float32), 0, 0)
     if prices is None:
         prices = sample_prices(source, low, high)
-    return _Solver(source, low, high).run(np.asarray(prices, np.float64))
+    return _Solver(source, low, high, reach).run(np.asarray(prices, np.float64), known)
 
 
 class _Solver:
     """The loop of scan, finish and check; see the module's tour."""
 
-    def __init__(self, source: CostSource, low: np.ndarray, high: np.ndarray) -> None:
-        self.source, self.low, self.high = source, low, high
+    def __init__(self, source: CostSource, low: np.ndarray, high: np.ndarray, reach: float) -> None:
+        self.source, self.low, self.high, self.reach = source, low, high, reach
         self.scans = self.paths = 0
 
-    def run(self, prices: np.ndarray) -> Assignment:
+    def run(self, prices: np.ndarray, known: Scan | None = None) -> Assignment:
         while True:
-            labels, seconds, gaps = self.source.scan(prices)
+            scan, fresh = self._scan(prices, known)
+            known = None
             self.scans += 1
-            counts = np.bincount(labels, minlength=self.source.k).astype(np.int64)
-            found = self._finish(prices, labels, seconds, gaps, counts)
+            found = self._finish(prices, scan, fresh)
             if isinstance(found, Assignment):
                 return found
             prices = found
 
-    def _finish(self, scanned, labels, seconds, gaps, counts) -> Assignment | np.ndarray:
+    def _scan(self, prices: np.ndarray, known: Scan | None) -> tuple[Scan, np.ndarray | None]:
+        """A scan and which of its margins are true, not only bounds (None: all)."""
+        if known is not None:
+            doubtful = known[2] <= self.reach
+            if (some := np.flatnonzero(doubtful)).size <= RESCAN_SHARE * self.source.n:
+                return self.source.scan(prices, some, known) if some.size else known, doubtful
+        return self.source.scan(prices), None
+
+    def _expected_changes(self, scanned, scan, fresh):
+        """Counts, better prices, and the margin up to which rows may change; all margins up to it are made true first."""
+        for _ in range(2):
+            counts = np.bincount(scan[0], minlength=self.source.k).astype(np.int64)
+            guess, width = needed_margin(*scan, counts, scanned, self.low, self.high)
+            stale = np.flatnonzero(~fresh & (scan[2] <= width)) if fresh is not None else NO_ROWS
+            if not stale.size:
+                break
+            self.source.scan(scanned, stale, scan)
+            fresh[stale] = True
+        return counts, guess, width
+
+    def _finish(self, scanned: np.ndarray, scan: Scan, fresh: np.ndarray | None) -> Assignment | np.ndarray:
         """The assignment, or better prices to scan with when the finish would grow beyond its memory."""
-        guess, width = needed_margin(labels, seconds, gaps, counts, scanned, self.low, self.high)
+        counts, guess, width = self._expected_changes(scanned, scan, fresh)
+        labels, seconds, gaps = scan
         rows = np.flatnonzero(gaps <= width)
         costs = self.source.rows(rows)
         own = labels[rows].astype(np.int64)
         relabel(costs, scanned, own, counts)
-        prices = improve_prices(costs, own, counts, guess, scanned, width, self.low, self.high)
+        prices, misplaced = improve_prices(costs, own, counts, guess, scanned, width, self.low, self.high)
+        if (
+            misplaced * rows.size > HEAVY_FINISH * self.source.n * self.source.k**2
+            and self.scans < 4
+            and (prices != scanned).any()
+        ):
+            return prices
         while True:
             tie = TIE * max(1e-300, float(np.abs(costs).max(initial=0.0)), float(np.abs(prices).max()))
             prices, balanced = self._balance(costs, own, counts, prices)
@@ -132,7 +179,7 @@ class _Solver:
             rows, costs, own = np.concatenate([rows, doubtful]), np.concatenate([costs, extra]), np.concatenate([own, extra_own])
         settle_ties(self.source, rows, costs, own, counts, prices, self.low, self.high, tie)
         labels[rows] = own
-        return self._result(labels, gaps, rows, costs, own, prices, moved)
+        return self._result(labels, seconds, gaps, rows, costs, own, prices, moved)
 
     def _balance(self, costs, own, counts, prices) -> tuple[np.ndarray, bool]:
         """Prices after balancing, and whether that came to its end: it needs more rows where a cluster has none to give away."""
@@ -142,10 +189,10 @@ class _Solver:
         self.paths += max(paths, 0)
         return nodes[:-1] - nodes[-1], paths >= 0
 
-    def _result(self, labels, gaps, rows, costs, own, prices, moved) -> Assignment:
+    def _result(self, labels, seconds, gaps, rows, costs, own, prices, moved) -> Assignment:
         """Margins under the final prices: exact for the rows of the finish, lowered by the moved prices for the others."""
         gaps = (gaps - (moved[labels] - moved.min())).astype(np.float32)
-        exact, seconds = np.empty(rows.size), np.empty(rows.size, np.int64)
-        margins(costs, prices, own, seconds, exact)
-        gaps[rows] = exact
-        return Assignment(labels, prices, np.nextafter(gaps, np.float32(-np.inf)), self.scans, self.paths)
+        exact, after = np.empty(rows.size), np.empty(rows.size, np.int64)
+        margins(costs, prices, own, after, exact)
+        gaps[rows], seconds[rows] = exact, after
+        return Assignment(labels, seconds, prices, np.nextafter(gaps, np.float32(-np.inf)), self.scans, self.paths)

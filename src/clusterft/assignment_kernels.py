@@ -61,7 +61,7 @@ def own_squared_distances(points, centers, labels, out):
 
 @compiled
 def relabel(costs, prices, labels, counts):
-    """Gives every row its cheapest cluster under the prices (ties: the lower number) and counts anew; returns how many changed."""
+    """Gives every row its cheapest cluster under the prices (ties: the lower number), counts anew; returns how many changed."""
     changed = 0
     for i in range(costs.shape[0]):
         best, at = np.inf, 0
@@ -75,6 +75,23 @@ def relabel(costs, prices, labels, counts):
             labels[i] = at
             changed += 1
     return changed
+
+
+@compiled
+def carry_margins(gaps, labels, norms, lifts, shifts):
+    """Lowers every margin by the most that moved centres can have taken from it.
+
+    The cost of cluster c changed by lifts[c] - 2 x.s_c with |s_c| = shifts[c] and |x| <= norms[i].
+    """
+    k = lifts.size
+    for i in range(gaps.size):
+        a, r = labels[i], 2.0 * norms[i]
+        worst = np.inf
+        for c in range(k):
+            if c != a:
+                worst = min(worst, lifts[c] - r * shifts[c])
+        change = worst - lifts[a] - r * shifts[a]
+        gaps[i] = gaps[i] + change - 2e-7 * (abs(gaps[i]) + abs(change))
 
 
 @compiled

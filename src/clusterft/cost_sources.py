@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clusterft.assignment_kernels import best_two, squared_distances
+from clusterft.assignment_kernels import best_two, carry_margins, squared_distances
 from clusterft.rows import RowTable
 
 UNIT_FLOAT32 = 2.0**-24
@@ -26,8 +26,11 @@ class CostSource(Protocol):
     n: int
     k: int
 
-    def scan(self, prices: np.ndarray) -> Scan:
-        """labels (n,) int32, runners-up (n,) int32 and margins (n,) float32 under prices (k,)."""
+    def scan(self, prices: np.ndarray, rows: np.ndarray = NO_ROWS, into: Scan | None = None) -> Scan:
+        """labels (n,) int32, runners-up (n,) int32 and margins (n,) float32 under prices (k,).
+
+        With `rows` only these are scanned, and their places of `into` written.
+        """
 
     def rows(self, index: np.ndarray) -> np.ndarray:
         """(m, k) float64 costs."""
@@ -52,11 +55,21 @@ class DenseCosts:
         if bad.size:
             raise ValueError(f"{bad.size} of {self.n} rows of the costs hold NaN or infinity values, the first is row {bad[0]}")
 
-    def scan(self, prices: np.ndarray) -> Scan:
-        labels, seconds, gaps = _empty_scan(self.n)
+    def scan(self, prices: np.ndarray, rows: np.ndarray = NO_ROWS, into: Scan | None = None) -> Scan:
+        labels, seconds, gaps = into or _empty_scan(self.n)
         # float64 differences are themselves rounded, at most by this much
         slack = 4 * np.finfo(np.float64).eps * (float(np.abs(self.costs).max(initial=0)) + float(np.abs(prices).max()))
-        best_two(self.costs, prices, 0, NO_ROWS, labels, seconds, gaps, slack, np.ones(self.n, np.float32))
+        best_two(
+            self.costs[rows] if rows.size else self.costs,
+            prices,
+            0,
+            rows,
+            labels,
+            seconds,
+            gaps,
+            slack,
+            np.ones(self.n, np.float32),
+        )
         return labels, seconds, gaps
 
     def rows(self, index: np.ndarray) -> np.ndarray:
@@ -93,7 +106,6 @@ class PointCosts:
         self.error = 1.05 * (table.d + 8) * UNIT_FLOAT32 * 2.0 * float(np.sqrt((apart**2).sum(1).max()))
 
     def scan(self, prices: np.ndarray, rows: np.ndarray = NO_ROWS, into: Scan | None = None) -> Scan:
-        """As in `CostSource`; with `rows` only those are scanned, and their places of `into` written."""
         labels, seconds, gaps = into or _empty_scan(self.n)
         offsets = self.offsets + prices
         if self.table.tensor is not None:
@@ -135,6 +147,14 @@ class PointCosts:
             margin = values[:, -1] - values[:, 0] if self.k > 1 else np.full(len(values), np.inf)
             labels[where], seconds[where] = order[:, 0], order[:, -1]
             gaps[where] = (margin - 2.0 * self.error * self.table.norms[where]) * (1.0 - 1e-6)
+
+    def carried(self, before: np.ndarray, labels: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+        """Margins (n,) that still hold after the centres moved from `before` (k, d) to this source's, at the same prices."""
+        old, new = (c if self.table.shift is None else c - self.table.shift for c in (before, self.centers))
+        gaps = gaps.copy()
+        shifts = np.sqrt(((new - old) ** 2).sum(1))
+        carry_margins(gaps, labels, self.table.norms, (new**2).sum(1) - (old**2).sum(1), shifts)
+        return gaps
 
     def rows(self, index: np.ndarray) -> np.ndarray:
         out = np.empty((index.size, self.k))

@@ -51,7 +51,7 @@ def sample_rows(table: RowTable, size: int, seed: int) -> np.ndarray:
 
 
 def plus_plus(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Greedy k-means++ (Arthur and Vassilvitskii 2007, with 2 + log k candidates a step): (k, d) rows of points (n, d) float64."""
+    """(k, d) rows of points (n, d) by greedy k-means++ (Arthur and Vassilvitskii 2007; 2 + log k candidates a step)."""
     tries = 2 + int(np.log(k))
     lengths = (points**2).sum(1)
     chosen = [int(rng.integers(len(points)))]

@@ -16,6 +16,9 @@ from clusterft.assignment_kernels import own_squared_distances
 from clusterft.cost_sources import PointCosts
 from clusterft.rows import ExactSums, RowTable
 
+CARRY_FROM = 5e7
+"""From so many multiplications on, margins are carried from one iteration to the next instead of scanning all rows again."""
+
 
 @dataclass(frozen=True)
 class LloydResult:
@@ -40,9 +43,14 @@ def lloyd(
     labels = prices = None
     converged = False
     n_iter = 0
+    reach = 0.0
+    small = table.n * table.d * len(centers) < CARRY_FROM
     while n_iter < max_iter and not converged:
         n_iter += 1
-        found = solve(PointCosts(table, centers), high, low, prices=prices)
+        source = PointCosts(table, centers)
+        known = None if labels is None or small else (labels.copy(), found.seconds, source.carried(old, labels, found.gaps))
+        found = solve(source, high, low, prices=prices, known=known, reach=reach)
+        reach = 0.0 if prices is None else float(np.ptp(found.prices - prices))
         moved = sums.update(labels, found.labels)
         labels, prices, old = found.labels, found.prices, centers
         centers = sums.means()

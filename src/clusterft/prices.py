@@ -43,21 +43,22 @@ def needed_margin(labels, seconds, gaps, counts, prices, low, high) -> tuple[np.
     """
     n, k = labels.size, counts.size
     few = min(n - 1, max(16 * k, n // 512))
-    smallest = float(np.partition(gaps, few)[few])
+    smallest = _rank_value(gaps, few)
     wanted = flows_for(prices, counts, low, high)
     missing = np.abs(counts - wanted).sum()
     if missing == 0:
         return prices, max(smallest, 0.0)
     near = min(n - 1, int(4 * missing) + few)
-    reach = max(float(np.partition(gaps, near)[near]), 1e-30)
+    reach = max(_rank_value(gaps, near), 1e-30)
     guess = _newton(labels, seconds, gaps, reach, counts, prices, low, high)
     width = float(np.ptp(guess - prices)) * 1.5 + smallest
     most = min(n - 1, max(near, n // 8))
-    return guess, max(0.0, min(width, float(np.partition(gaps, most)[most])))
+    return guess, max(0.0, min(width, _rank_value(gaps, most)))
 
 
-def improve_prices(costs, labels, counts, guess, scanned, width, low, high) -> np.ndarray:
-    """Newton steps on the rows at hand. labels and counts come in for `scanned` and leave for the prices that are returned.
+def improve_prices(costs, labels, counts, guess, scanned, width, low, high) -> tuple[np.ndarray, int]:
+    """Newton steps on the rows at hand: prices (k,) and how many rows they leave misplaced. labels and counts come in for
+    `scanned` and leave for the prices that are returned.
 
     Steps that move the prices further apart than `width` or leave more rows misplaced are halved, then given up.
     """
@@ -80,8 +81,16 @@ def improve_prices(costs, labels, counts, guess, scanned, width, low, high) -> n
         labels[:], counts[:] = new_labels, new_counts
         margins(costs, prices, labels, seconds, gaps)
         near = min(labels.size - 1, max(4 * int(best), 4 * counts.size))
-        guess = _newton(labels, seconds, gaps, max(float(np.partition(gaps, near)[near]), 1e-30), counts, prices, low, high)
-    return prices
+        guess = _newton(labels, seconds, gaps, max(_rank_value(gaps, near), 1e-30), counts, prices, low, high)
+    return prices, best
+
+
+def _rank_value(values: np.ndarray, rank: int) -> float:
+    """About the value of this rank, from at most 16,384 of the values: good enough for a guess, at a tenth of the time."""
+    step = max(1, values.size // 16384)
+    some = values[::step]
+    rank = min(rank // step, some.size - 1)
+    return float(np.partition(some, rank)[rank])
 
 
 def _misplaced(prices, counts, low, high) -> int:
