@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -32,6 +33,7 @@ from clusterft.heads import HeadNotUnderstood, OutputHead
 from clusterft.interfaces import FeatureSpec
 from clusterft.packing import PackingUnsupported
 from clusterft.proxy import ProxyParams, gradient_proxies
+from clusterft.proxy_gradients import FactoredGradientPass, decoder_layers, tapped_linears
 from clusterft.records import Encoded, Example, Pool, content_id
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -216,6 +218,76 @@ def test_output_gradient_is_autograds_gradient_at_the_final_hidden_state(name):
     np.testing.assert_allclose(both[:, :32], gradient_proxies(model, rows), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama_untied", "gptneox", "qwen2", "gemma2_softcaps_and_window"])
+@pytest.mark.parametrize("proxy", ["lora_b", "last_layers"])
+def test_factored_gradients_without_projection_are_the_true_gradients(name, proxy):
+    """With identities for A and P the rows are autograd's gradients of the same matrices, sample by sample."""
+    model, rows = random_model(HEADS[name]), random_samples(4)
+    ready = FactoredGradientPass(model, proxy=proxy, layers=1, rank=None, seed=0)
+    token_rows = [row_of_pair(p, r) for p, r in rows]
+    found = np.split(ready.rows(token_rows), np.cumsum([tap.width for tap in ready.taps])[:-1], axis=1)
+    linears = tapped_linears(list(decoder_layers(model))[-1:] if proxy == "last_layers" else decoder_layers(model), proxy)
+    for i, row in enumerate(token_rows):
+        model.zero_grad()
+        logits = model(input_ids=torch.tensor(row.input_ids[None])).logits[0]
+        torch.nn.functional.cross_entropy(logits[row.places], torch.tensor(row.targets)).backward()
+        for part, linear in zip(found, linears, strict=True):
+            np.testing.assert_allclose(part[i], linear.weight.grad.flatten().numpy(), atol=2e-6)
+    ready.restore()
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_factored_gradients_are_the_true_ones_between_their_factors(llama):
+    rows = [row_of_pair(p, r) for p, r in random_samples(3, 97)]
+    plain = FactoredGradientPass(llama, proxy="lora_b", layers=1, rank=None, seed=0)
+    whole = plain.rows(rows)
+    widths = [tap.width for tap in plain.taps]
+    plain.restore()
+    small = FactoredGradientPass(llama, proxy="lora_b", layers=1, rank=4, seed=0)
+    expected = [
+        np.einsum("bij,ik,jr->bkr", part.reshape(3, *tap_shape(tap)), tap.p.numpy(), tap.a.numpy()).reshape(3, -1)
+        for part, tap in zip(np.split(whole, np.cumsum(widths)[:-1], axis=1), small.taps, strict=True)
+    ]
+    np.testing.assert_allclose(small.rows(rows), np.hstack(expected), rtol=1e-4, atol=1e-4)
+    assert small.width == 3 * 4 * 16
+    small.restore()
+    through_the_face = gradient_proxies(llama, random_samples(3, 97), proxy="lora_b", rank=4, normalise=False)
+    np.testing.assert_allclose(through_the_face, np.hstack(expected), rtol=1e-4, atol=1e-4)
+
+
+def tap_shape(tap) -> tuple[int, int]:
+    return tap.p.shape[0], tap.a.shape[0]
+
+
+def test_factors_keep_inner_products_on_average(llama):
+    rows = [row_of_pair(p, r) for p, r in random_samples(2, 97)]
+    plain = FactoredGradientPass(llama, proxy="last_layers", layers=1, rank=None, seed=0)
+    a, b = plain.rows(rows)
+    plain.restore()
+    found = []
+    for seed in range(60):
+        ready = FactoredGradientPass(llama, proxy="last_layers", layers=1, rank=4, seed=seed)
+        x, y = ready.rows(rows)
+        ready.restore()
+        found.append(float(x @ y))
+    assert np.mean(found) == pytest.approx(float(a @ b), abs=4 * np.std(found) / np.sqrt(60))
+
+
+def test_gradient_signals_are_offered_packed_and_not_under_autocast(llama):
+    for options in ({"layout": "right"}, {"precision": "bf16_autocast"}):
+        with pytest.raises(ValueError, match="runs packed, in float32 or bfloat16"):
+            gradient_proxies(llama, [([1], [2])], proxy="lora_b", **options)
+    with pytest.raises(ValueError, match="layers is 9, the model has 3"):
+        gradient_proxies(llama, [([1], [2])], proxy="last_layers", layers=9)
+
+
+def test_autocast_rounds_and_stays_close(llama):
+    rows = random_samples(6, 97)
+    exact, cast = (gradient_proxies(llama, rows, precision=p) for p in ("float32", "bf16_autocast"))
+    assert (exact * cast).sum(1).min() > 0.999 and np.abs(exact - cast).max() > 0
+    assert gradient_proxies(llama, rows, precision="bf16_autocast").dtype == np.float32
+
+
 def test_logits_in_chunks_are_logits_at_once(llama, monkeypatch):
     rows = random_samples(5, 97)
     whole = gradient_proxies(llama, rows, normalise=False)
@@ -270,7 +342,7 @@ def test_running_out_of_memory_halves_the_budget_says_so_and_goes_on(error, capl
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="precision 'half' is not one of float32, bfloat16"):
+    with pytest.raises(ValueError, match="precision 'half' is not one of float32, bfloat16, bf16, bf16_autocast"):
         ProxyParams(precision="half")
     with pytest.raises(ValueError, match="proxy 'best' is not one of paper"):
         ProxyParams(proxy="best")
@@ -333,7 +405,9 @@ def free_port() -> int:
 
 
 def spawn(world: int, root: Path, die: bool = False) -> None:
-    mp.spawn(rank_main, (world, str(root), free_port(), die), nprocs=world)
+    """Ranks from a server that has imported what they need: seconds instead of tens of them."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["clusterft.proxy", "clusterft.distributed", "pytest"])
+    mp.start_processes(rank_main, (world, str(root), free_port(), die), nprocs=world, start_method="forkserver")
 
 
 def test_the_store_holds_what_the_in_memory_pass_returns(tmp_path, llama):

@@ -7,7 +7,7 @@ through the whole model decides whether it was understood; if not, the model is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,12 +33,16 @@ class OutputHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(r, h) -> (r, v), in the dtype of the weights."""
-        out = nn.functional.linear(hidden, self.weight, self.bias)
+        out = nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
         if self.scale != 1.0:
             out = out * self.scale
         if self.softcap is not None:
             out = torch.tanh(out / self.softcap) * self.softcap
         return out
+
+    def cast(self, dtype: torch.dtype) -> OutputHead:
+        """The same head with its matrices in another dtype."""
+        return replace(self, weight=self.weight.to(dtype), bias=None if self.bias is None else self.bias.to(dtype))
 
     def pull_back(self, d_logits: Tensor, logits: Tensor) -> Tensor:
         """Gradient at the hidden state (r, h) from the gradient at the logits (r, v)."""

@@ -15,25 +15,23 @@ ever made, a chunk at a time.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from clusterft.batching import TokenRow, plan_batches, row_of_encoded, row_of_pair, run_batches
+from clusterft.batching import plan_batches, row_of_encoded, row_of_pair, run_batches
 from clusterft.feature_context import FeatureContext
 from clusterft.feature_writer import RowWriter
-from clusterft.heads import body_of, find_head, last_hidden
 from clusterft.interfaces import FeatureSpec
-from clusterft.packing import check_packing, packed, packed_positions
 from clusterft.progress import PassProgress
-from clusterft.proxy_signals import SIGNALS, head_flops
+from clusterft.proxy_gradients import KINDS, FactoredGradientPass
+from clusterft.proxy_pass import PRECISIONS, ProxyPass, with_precision
+from clusterft.proxy_signals import SIGNALS
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+__all__ = ["ProxyParams", "ProxyPass", "RowFinish", "extract_gradient_proxies", "gradient_proxies", "with_precision"]
 
 log = logging.getLogger(__name__)
 
@@ -44,106 +42,39 @@ class ProxyParams:
 
     normalise  each row to unit length (the released code on several ranks)
     centre     subtract the mean of all rows that have a response (the released code on one rank); before normalising
-    precision  float32 | bfloat16, of weights and activations; probabilities and sums are float32 either way
-    proxy      paper | output_gradient | concat, see `proxy_signals`
+    precision  float32 | bfloat16 (or bf16) | bf16_autocast; probabilities and sums are float32 in all
+    proxy      paper | output_gradient | concat, see `proxy_signals`; lora_b | last_layers, see `proxy_gradients`
+    layers     how many layers from the end last_layers differentiates
+    rank       columns of the random factors of lora_b and last_layers: d = (matrices) · rank²
+    projection_seed  names those factors
+
+    Raises ValueError for a value that is not offered.
     """
 
     normalise: bool = True
     centre: bool = False
     precision: str = "float32"
     proxy: str = "paper"
+    layers: int = 10
+    rank: int = 8
+    projection_seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (("precision", DTYPES), ("proxy", SIGNALS)):
+        for name, allowed in (("precision", PRECISIONS), ("proxy", (*SIGNALS, *KINDS))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(allowed)}")
 
 
-def with_precision(model: Any, precision: str) -> Any:
-    """The model itself if its weights have that dtype, or a bfloat16 copy. Raises ValueError for float32 from other weights."""
-    wanted = DTYPES[precision]
-    if model.dtype == wanted:
-        return model
-    if wanted == torch.float32:
-        raise ValueError(
-            f"precision float32 was asked for, the weights of {type(model).__name__} are {model.dtype}; "
-            "load them with weights_dtype float32, or ask for precision bfloat16"
-        )
-    return copy.deepcopy(model).to(wanted)
-
-
-class ProxyPass:
-    """A model made ready for the pass: head understood, packing proved, in evaluation mode.
-
-    layout  packed (default) | right | left: how samples share a batch; see `batching.LAYOUTS`
-
-    Raises HeadNotUnderstood or PackingUnsupported naming the model's class.
-    """
-
-    def __init__(self, model: Any, *, proxy: str = "paper", layout: str = "packed") -> None:
-        self.model, self.body, self.layout = model, body_of(model), layout
-        self._training = model.training
-        model.eval()
-        self.head = find_head(model)
-        if layout == "packed":
-            check_packing(model)
-        self.signal, self.proxy = SIGNALS[proxy], proxy
-        self.device = self.head.weight.device
-
-    @property
-    def width(self) -> int:
-        """d of the rows."""
-        return self.head.weight.shape[1] * (2 if self.proxy == "concat" else 1)
-
-    def flops(self, batch: Sequence[TokenRow]) -> float:
-        """Floating-point operations of a batch: 2 a parameter and token, causal attention, the head at response tokens."""
-        config = self.model.config.get_text_config()
-        embedded = {id(p) for p in self.model.get_input_embeddings().parameters()} | {id(self.head.weight)}
-        body = sum(p.numel() for p in self.body.parameters() if id(p) not in embedded)
-        attention = sum(2.0 * config.num_hidden_layers * config.hidden_size * len(r) ** 2 for r in batch)
-        head = head_flops(self.head, sum(len(r.targets) for r in batch), self.proxy)
-        return 2.0 * body * sum(map(len, batch)) + attention + head
-
-    def restore(self) -> None:
-        """Puts the model's training mode back."""
-        self.model.train(self._training)
-
-    @torch.inference_mode()
-    def rows(self, batch: Sequence[TokenRow]) -> np.ndarray:
-        """(b, d) float32, one raw row a sample; every sample must have a response token."""
-        hidden = self._hidden_at_places(batch)
-        targets = torch.as_tensor(np.concatenate([r.targets for r in batch]), device=self.device)
-        counts = [len(r.targets) for r in batch]
-        return self.signal(self.head, hidden, targets, counts).cpu().numpy()
-
-    def _hidden_at_places(self, batch: Sequence[TokenRow]) -> torch.Tensor:
-        """(r, h): last hidden states that predict a response token, sample after sample."""
-        lengths = [len(r) for r in batch]
-        if self.layout == "packed":
-            ids = torch.as_tensor(np.concatenate([r.input_ids for r in batch]), device=self.device)[None]
-            with packed(self.model, lengths):
-                states = last_hidden(self.body, input_ids=ids, position_ids=packed_positions(lengths, self.device))
-            starts = np.cumsum([0, *lengths[:-1]])
-        else:
-            states = last_hidden(self.body, **padded_inputs(batch, self.layout, self.device))
-            width = max(lengths)
-            starts = np.array([i * width + (width - n if self.layout == "left" else 0) for i, n in enumerate(lengths)])
-        places = np.concatenate([start + r.places for start, r in zip(starts, batch, strict=True)])
-        return states.flatten(0, 1)[torch.as_tensor(places, device=self.device)]
-
-
-def padded_inputs(batch: Sequence[TokenRow], side: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Padded ids (b, t), with mask and positions from the lengths. Padding on the right needs no mask: nothing looks ahead."""
-    width = max(len(r) for r in batch)
-    ids, mask = np.zeros((len(batch), width), np.int64), np.zeros((len(batch), width), np.int64)
-    for i, row in enumerate(batch):
-        span = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
-        ids[i, span], mask[i, span] = row.input_ids, 1
-    if side == "right" or mask.all():
-        return {"input_ids": torch.as_tensor(ids, device=device)}
-    positions = np.maximum(mask.cumsum(1) - 1, 0)
-    arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    return {name: torch.as_tensor(array, device=device) for name, array in arrays.items()}
+def ready_pass(model: Any, params: ProxyParams, *, layout: str = "packed") -> ProxyPass:
+    """The pass that computes `params.proxy`. Raises ValueError, HeadNotUnderstood, PackingUnsupported, LayersNotFound."""
+    autocast = params.precision == "bf16_autocast"
+    model = with_precision(model, "float32" if autocast else params.precision)
+    options = {"proxy": params.proxy, "layout": layout, "autocast": autocast}
+    if params.proxy in SIGNALS:
+        return ProxyPass(model, **options)
+    if autocast or layout != "packed":
+        raise ValueError(f"proxy {params.proxy} runs packed, in float32 or bfloat16; got layout {layout}, {params.precision}")
+    return FactoredGradientPass(model, layers=params.layers, rank=params.rank, seed=params.projection_seed, **options)
 
 
 class RowFinish:
@@ -188,6 +119,8 @@ def gradient_proxies(
     centre: bool = False,
     proxy: str = "paper",
     precision: str | None = None,
+    layers: int = 10,
+    rank: int = 8,
     layout: str = "packed",
     progress: bool = False,
     on_zero_rows: Callable[[list[int]], None] | None = None,
@@ -197,22 +130,21 @@ def gradient_proxies(
     samples       (prompt ids, response ids) each; only response tokens count
     token_budget  tokens a batch; halved, with a warning, where memory runs out
     normalise     rows of unit length; centre: subtract the mean row first
-    proxy         paper | output_gradient | concat (then d = 2h)
-    precision     float32 | bfloat16; None takes the weights as they are
+    proxy         paper; output_gradient | concat | lora_b | last_layers give other widths d; layers, rank: see `ProxyParams`
+    precision     float32 | bfloat16 | bf16_autocast; None takes the weights as they are
     layout        packed | right | left
     on_zero_rows  is given the positions of rows that are zero (no response tokens); without it they are logged as a warning
 
     Raises ValueError for a bad option, HeadNotUnderstood or PackingUnsupported for a model that cannot be handled.
     """
-    if precision is not None:
-        ProxyParams(precision=precision)
-        model = with_precision(model, precision)
-    ProxyParams(proxy=proxy)
+    if precision is None:
+        precision = str(model.dtype).removeprefix("torch.")
+    params = ProxyParams(precision=precision, proxy=proxy, layers=layers, rank=rank)
     token_rows = [row_of_pair(prompt, response) for prompt, response in samples]
     lengths = [len(r) for r in token_rows]
     keys = [r.input_ids.tobytes() for r in token_rows]
     plan = plan_batches(lengths, keys, token_budget, layout)
-    ready = ProxyPass(model, proxy=proxy, layout=layout)
+    ready = ready_pass(model, params, layout=layout)
     raw = np.zeros((len(samples), ready.width), np.float32)
 
     with PassProgress("gradient proxies", len(samples), sum(lengths), shown=progress) as bar:
@@ -221,8 +153,8 @@ def gradient_proxies(
             raw[batch] = ready.rows([token_rows[i] for i in batch])
             bar.advance(len(batch), sum(lengths[i] for i in batch))
 
-        run_batches(plan, lengths, token_budget, layout, step)
-    ready.restore()
+        with ready.evaluating():
+            run_batches(plan, lengths, token_budget, layout, step)
     return _finished(raw, normalise, centre, on_zero_rows)
 
 
@@ -273,7 +205,7 @@ def extract_gradient_proxies(context: FeatureContext, spec: FeatureSpec, writer:
     empty = np.flatnonzero((np.array(lengths) == 0) & ~writer.done) if context.dist.rank == 0 else np.empty(0, int)
     if not mine and not len(empty):
         return
-    ready = ProxyPass(with_precision(context.load_model(), params.precision), proxy=params.proxy)
+    ready = ready_pass(context.load_model(), params)
     if len(empty):
         writer.put(empty, np.zeros((len(empty), ready.width), np.float32))
     total = sum(lengths[i] for b in mine for i in b)
@@ -283,8 +215,8 @@ def extract_gradient_proxies(context: FeatureContext, spec: FeatureSpec, writer:
         def step(batch: list[int]) -> None:
             rows = [row_of_encoded(context.encoded[i]) for i in batch]
             writer.put(batch, ready.rows(rows))
-            writer.add_cost(flops=ready.flops(rows), forward_passes=len(batch))
+            writer.add_cost(flops=ready.flops(rows), forward_passes=len(batch), backward_passes=ready.share * len(batch))
             bar.advance(len(batch), sum(map(len, rows)))
 
-        run_batches(mine, lengths, context.token_budget, "packed", step)
-    ready.restore()
+        with ready.evaluating():
+            run_batches(mine, lengths, context.token_budget, "packed", step)

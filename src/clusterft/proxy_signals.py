@@ -51,7 +51,7 @@ def paper(head: OutputHead, hidden: Tensor, targets: Tensor, counts: Sequence[in
     return sample_means(hidden, counts, torch.expm1(log_probabilities(head, hidden, targets)))
 
 
-def _head_pull(head: OutputHead, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def head_pull(head: OutputHead, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """(u (r, h) float32, log p (r,)): the loss's gradient at each hidden state, and the target's log-probability."""
     u = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
     log_p = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
@@ -67,12 +67,12 @@ def _head_pull(head: OutputHead, hidden: Tensor, targets: Tensor) -> tuple[Tenso
 
 def output_gradient(head: OutputHead, hidden: Tensor, targets: Tensor, counts: Sequence[int]) -> Tensor:
     """Mean gradient of the loss at the final hidden state, u = Wᵀ(p - onehot)."""
-    return sample_means(_head_pull(head, hidden, targets)[0], counts)
+    return sample_means(head_pull(head, hidden, targets)[0], counts)
 
 
 def concat(head: OutputHead, hidden: Tensor, targets: Tensor, counts: Sequence[int]) -> Tensor:
     """(b, 2h): the paper's proxy and the output gradient, each of unit length."""
-    u, log_p = _head_pull(head, hidden, targets)
+    u, log_p = head_pull(head, hidden, targets)
     halves = sample_means(hidden, counts, torch.expm1(log_p)), sample_means(u, counts)
     return torch.cat([torch.nn.functional.normalize(x, dim=1, eps=1e-30) for x in halves], 1)
 
