@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -25,6 +25,7 @@ from clusterft.models import (
     parameter_count,
     tiny_twin,
 )
+from clusterft.network import hub_reachable
 
 KNOWN_SIZES = {
     "llama2_7b": 6_738_415_616,
@@ -81,6 +82,11 @@ def test_tiny_model_is_the_same_every_time_and_leaves_the_random_state() -> None
     for a, b in zip(first.parameters(), load_model(cfg).parameters(), strict=True):
         assert torch.equal(a, b)
     assert not first.training and first.dtype == torch.float32 and first.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.slow
+def test_tiny_model_is_the_same_in_another_process() -> None:
+    first = load_model(conf("model", "tiny"))
     code = "import sys; sys.path.insert(0, 'tests'); from data_configs import conf; from clusterft.models import load_model\n"
     code += "print(sum(p.double().abs().sum().item() for p in load_model(conf('model', 'tiny')).parameters()))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
@@ -173,20 +179,20 @@ def test_cuda_is_never_guessed() -> None:
         load_model(conf("model", "tiny"), device="cuda")
 
 
-def test_hub_offline_is_one_sentence_with_the_way_out(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.path.insert(0, 'tests'); from data_configs import conf; from clusterft.models import *\n"
-        "for load in (load_model, load_tokenizer):\n"
-        "    try: load(conf('model', 'codellama_python_7b', attention='sdpa'))\n"
-        "    except ModelError as error: print(error)\n"
-    )
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=ROOT, check=True)
-    for line in done.stdout.splitlines():
-        assert (
-            line.startswith("model codellama/CodeLlama-7b-Python-hf (revision main) is not available") and "+scale=laptop" in line
-        )
-    assert done.stdout.count("\n") == 2
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+def test_hub_offline_is_one_sentence_with_the_way_out(load, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    hub_reachable.cache_clear()
+    try:
+        with pytest.raises(ModelError) as caught:
+            load(conf("model", "codellama_python_7b", attention="sdpa"))
+    finally:
+        hub_reachable.cache_clear()
+    message = str(caught.value)
+    assert message.startswith("model codellama/CodeLlama-7b-Python-hf (revision main) is not available")
+    assert "+scale=laptop" in message and "\n" not in message
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is True  # left as it was
 
 
 def test_missing_asset_names_the_command(tmp_path: Path) -> None:
