@@ -9,6 +9,7 @@ import numpy as np
 
 from baselines.full_data import FullSelector
 from baselines.ifd import IfdSelector
+from baselines.less import LessSelector
 from baselines.random_choice import RandomSelector
 from baselines.s2l import S2LSelector
 from clusterft.cluster import ClusterSelector
@@ -85,9 +86,27 @@ def cluster_features(ids: Sequence[str]) -> Mapping[str, Feature]:
     return {"gradient_proxy": Feature(rows_by_id(ids, 8, "cluster"))}
 
 
+def less_features(ids: Sequence[str]) -> Mapping[str, Feature]:
+    """Two checkpoints of four columns, three validation rows in two subtasks."""
+    extra = {
+        "validation": rows_by_id(["v1", "v2", "v3"], 8, "less-validation"),
+        "subtask": np.array([0, 1, 0]),
+        "subtask_names": np.array(["a", "b"]),
+        "rates": np.array([2e-5, 1e-5]),
+        "projection": np.array("made up"),
+    }
+    rows = np.hstack([rows_by_id(ids, 8, "less"), np.zeros((len(ids), 1), np.float32)])
+    return {"lora_gradients": Feature(rows, extra)}
+
+
+def less_selector() -> LessSelector:
+    return LessSelector(gradients={})
+
+
 CASES: dict[str, Case] = {
     "random": Case(RandomSelector, no_features),
     "cluster": Case(cluster_selector, cluster_features, ranking=False),
+    "less": Case(less_selector, less_features),
     "s2l": Case(s2l_selector, s2l_features, ranking=False),
     "ifd": Case(ifd_selector, ifd_features),
     "full": Case(FullSelector, no_features, only_all=True),

@@ -17,13 +17,13 @@ from clusterft.feature_columns import IFD_COLUMNS as COLUMNS
 from clusterft.feature_columns import IFD_REASONS as REASONS
 from clusterft.feature_context import SingleProcess
 from clusterft.features import FeatureStore, compute
-from clusterft.ifd_losses import answer_mark, loss_pairs, pass_rows, refusal, without_eos
+from clusterft.ifd_losses import answer_mark, loss_pairs, pass_rows, refusal
 from clusterft.interfaces import Feature
 from clusterft.models import load_model
 from clusterft.pre_experience import PreExperience, varied_rows
 from clusterft.prompting import encode_example, generation_prompt
 from clusterft.records import IGNORE_INDEX, Encoded, Example, Pool
-from clusterft.row_losses import LossPass, mean_losses
+from clusterft.row_losses import LossPass, mean_losses, without_eos
 from clusterft.seeding import generator
 
 OPTIONS = {"form": "loss", "precision": "float32", "score_eos": False, "pre_experience": None, "shortfall": "error"}

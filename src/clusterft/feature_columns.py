@@ -6,3 +6,6 @@ IFD_COLUMNS = ("conditional_loss", "direct_loss", "answer_tokens", "reason")
 """Mean losses in nats a token, tokens averaged over, and the number of the reason why the row is not scored."""
 
 IFD_REASONS = ("", "empty", "truncated", "nonfinite")
+
+LESS_REASONS = ("", "no_target_tokens", "nonfinite")
+"""By number, in the last column of LESS's rows: why a row has no gradient vectors."""

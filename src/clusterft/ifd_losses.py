@@ -28,7 +28,7 @@ from clusterft.interfaces import FeatureSpec
 from clusterft.pre_experience import PreExperience, experienced_model
 from clusterft.prompting import generation_prompt
 from clusterft.records import IGNORE_INDEX, Encoded, Example
-from clusterft.row_losses import LossPass, count, write_by_batch
+from clusterft.row_losses import LossPass, count, without_eos, write_by_batch
 from clusterft.text_rules import is_empty
 
 _PROBES = ("a", "7", "Zq.", "(x)")
@@ -66,16 +66,6 @@ def answer_mark(template: str, tokenizer: Any) -> list[int]:
             f"template {template!r} puts nothing between instruction and answer, and the tokenizer has no BOS: IFD needs one"
         )
     return mark
-
-
-def without_eos(encoded: Encoded, eos: int) -> Encoded:
-    """The row without loss on a closing EOS."""
-    targets = np.flatnonzero(encoded.labels != IGNORE_INDEX)
-    if not len(targets) or encoded.labels[targets[-1]] != eos:
-        return encoded
-    labels = encoded.labels.copy()
-    labels[targets[-1]] = IGNORE_INDEX
-    return Encoded(encoded.id, encoded.input_ids, labels, encoded.truncated)
 
 
 def pass_rows(encoded: Encoded, mark: Sequence[int]) -> tuple[TokenRow, TokenRow]:

@@ -26,7 +26,7 @@ from clusterft.records import Encoded
 from clusterft.row_losses import LossPass
 from clusterft.seeding import generator, seed_hash
 
-PRECISIONS = ("float32", "bf16_autocast")
+PRECISIONS = ("float32", "bf16_autocast", "weights")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Recipe:
 
     batch_rows    rows an update, over all ranks
     warmup_ratio  share of the updates with a rising learning rate; rounded up
-    precision     float32 | bf16_autocast; weights and moments stay float32
+    precision     float32 | bf16_autocast: float32 weights, computed so; weights: in the dtype that the model has
 
     The loss is the mean over a step's rows of each row's mean over its response tokens.
     """
@@ -92,6 +92,8 @@ def train_rows(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = build_optimizer("adamw", parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     rates = recipe.rates(len(rows))
+    if recipe.precision != "weights" and model.dtype != torch.float32:
+        raise ValueError(f"training in {recipe.precision} needs float32 weights, the model has {model.dtype}; load it as float32")
     if not any(rates):
         raise ValueError(
             f"{len(rows)} rows make {len(rates)} updates, all of them warm-up at learning rate 0; "
