@@ -120,9 +120,9 @@ class FactoredGradientPass(ProxyPass):
     def __init__(self, model: Any, *, proxy: str, layers: int, rank: int | None, seed: int, **options: Any) -> None:
         super().__init__(model, proxy=proxy, **options)
         stack = decoder_layers(model)
-        if not 1 <= layers <= len(stack):
-            raise ValueError(f"layers is {layers}, the model has {len(stack)}")
         depth = len(stack) if proxy == "lora_b" else layers
+        if not 1 <= depth <= len(stack):
+            raise ValueError(f"layers is {layers}, the model has {len(stack)}")
         self.share = depth / len(stack)
         used = list(stack)[-depth:]
         self._first = used[0]
