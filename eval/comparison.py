@@ -142,9 +142,23 @@ class _Context:
         if not tables or any(t is None for t in tables):
             return None
         whole = [t for t in tables if t is not None]
+        for seed, table in zip(seeds, whole, strict=True):
+            self._check_table(key, group, seed, table)
         if any(t.keys() != whole[0].keys() for t in whole):
             raise ValueError(f"{'/'.join(key)}: the runs of {group.name} list different problems; evaluate them again")
         return {p: float(np.mean([t[p] for t in whole])) for p in sorted(whole[0])}
+
+    def _check_table(self, key: tuple[str, str], group: Group, seed: int, table: Mapping[str, float]) -> None:
+        """The problems of a run must average to what its record says; else they are of another evaluation."""
+        kept = self.kept["/".join(key), group.name][seed]
+        metric = next(m for r in group.runs if r.run_id == kept.run_id for m in [group.metric(r, key)] if m is not None)
+        mean = float(np.mean(list(table.values())))
+        if len(table) != metric.n or abs(mean - metric.value) > 1e-6 * max(1.0, abs(mean)):
+            raise ValueError(
+                f"{'/'.join(key)} of run {kept.run_id}: {len(table)} problems average {mean:.6f}, "
+                f"its record says {metric.value:.6f} over {metric.n}; "
+                "the per-problem file is of another evaluation, evaluate again"
+            )
 
 
 def _settled(

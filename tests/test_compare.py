@@ -203,6 +203,28 @@ def test_json_survives_a_round_trip():
     assert json.loads(json.dumps(data, allow_nan=False)) == json.loads(json.dumps(data))
 
 
+def test_problem_files_of_another_evaluation_are_refused():
+    a, b = outcomes(80, 8, 164)
+    key = ("humaneval", "pass@1")
+    with pytest.raises(ValueError, match=r"average 0\.439024, its record says 0\.426829 over 164; the per-problem file is"):
+        compare_records(
+            run("cluster", 0, [metric(70)]), run("full", 0, [metric(80)]), problems={"cluster-0": {key: a}, "full-0": {key: b}}
+        )
+
+
+def test_code_and_loss_files_are_read_too(tmp_path):
+    (tmp_path / "humaneval").mkdir()
+    (tmp_path / "humaneval" / "per_problem.jsonl").write_text('{"id": "a", "value": 1, "value_plus": 0, "reason": ""}\n')
+    rows = [("a", "x", 6.0, 2), ("b", "x", 2.0, 2), ("c", "y", 6.0, 6)]
+    text = "".join(json.dumps({"id": i, "family": f, "value": v / n, "nats": v, "n_tokens": n}) + "\n" for i, f, v, n in rows)
+    (tmp_path / "per_row.jsonl").write_text(text)
+    found = read_problems(tmp_path)
+    assert found["humaneval", "pass@1"] == {"a": 1.0} and found["humaneval_plus", "pass@1"] == {"a": 0.0}
+    mean = {name: np.mean(list(found["heldout", name].values())) for name in ("nll_micro", "nll_macro")}
+    assert mean["nll_micro"] == pytest.approx(14 / 10)  # all nats over all tokens
+    assert mean["nll_macro"] == pytest.approx((8 / 4 + 6 / 6) / 2)  # mean over the two families
+
+
 def test_problem_files_are_checked(tmp_path):
     row = {"task": "t", "problem": "q", "scores": {"acc": 1.0}}
     with pytest.raises(ValueError, match="'q' occurs twice"):
