@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterft.distributed import Dist, single_process
 from clusterft.interfaces import EvalContext
 from clusterft.records import Metric
 from eval import loading
@@ -43,7 +44,7 @@ class CodeEvaluator:
     sandbox         require | best_effort; limits: fields of jail.Limits that differ from their defaults
     parallel        problems scored at once, None for as many as the context's threads
     cache_dir       recorded inputs and harness checks; None for the user's cache folder
-    dist            a clusterft.distributed.Dist when several processes evaluate together: each generates its share
+    dist            given when several processes evaluate together: each generates its share, the main one scores
     """
 
     task = ""
@@ -62,7 +63,7 @@ class CodeEvaluator:
         limits: Mapping[str, Any] | None = None,
         parallel: int | None = None,
         cache_dir: str | None = None,
-        dist: Any = None,
+        dist: Dist | None = None,
     ) -> None:
         if stop not in STOPS:
             raise EvaluationError(f"{self.task}: stop {stop!r} is not one of {', '.join(STOPS)}")
@@ -74,7 +75,7 @@ class CodeEvaluator:
         self.limits = Limits(**(limits or {}))
         self.parallel = parallel or max(1, context.threads)
         self.cache_dir = Path(cache_dir) if cache_dir else user_cache()
-        self.dist = dist
+        self.dist = dist or single_process(context.device)
 
     def question(self, problem: Problem) -> Question:
         raise NotImplementedError
@@ -106,22 +107,24 @@ class CodeEvaluator:
         return problems, check_harness(problems, sandbox, self.cache_dir)
 
     def evaluate(self, checkpoint_dir: Path, out_dir: Path) -> list[Metric]:
-        """Generates and scores; see the module's tour for the files. With `dist`, every rank gets the metrics, the main one
-        scores.
-        """
+        """Generates and scores; see the module's tour for the files. Every rank gets the metrics."""
         check_environment()
         out_dir.mkdir(parents=True, exist_ok=True)
         with self._sandbox() as sandbox:
+            if not self.dist.is_main:
+                self.dist.barrier()  # the main rank records inputs and checks the harness; the others find both done
             problems, harness = self._ready(sandbox)
+            if self.dist.is_main:
+                self.dist.barrier()
             texts = self._generate(problems, checkpoint_dir, out_dir)
-            metrics = None
-            if self.dist is None or self.dist.is_main:
+            metrics: list[Metric] = []
+            if self.dist.is_main:
                 solutions = {p["task_id"]: self.solution(p, texts[p["task_id"]].text) for p in problems.problems}
                 _write_jsonl(out_dir / "samples.jsonl", [{"task_id": i, "solution": s} for i, s in solutions.items()])
                 verdicts = score(problems, solutions, sandbox)
                 write_verdicts(out_dir / "per_problem.jsonl", verdicts, texts, problems.has_plus)
                 metrics = summarise(self.task, problems, verdicts, self._note(problems, harness, sandbox))
-        return metrics if self.dist is None else self.dist.broadcast_object(metrics)
+        return self.dist.broadcast_object(metrics)
 
     def _note(self, problems: ProblemSet, harness: str, sandbox: Sandbox) -> str:
         dtype = str(loading.weights_dtype(self.context.precision)).removeprefix("torch.")
@@ -139,19 +142,15 @@ class CodeEvaluator:
         return "; ".join(p for p in parts if p)
 
     def _generate(self, problems: ProblemSet, checkpoint_dir: Path, out_dir: Path) -> dict[str, Generated]:
-        rank, world = (0, 1) if self.dist is None else (self.dist.rank, self.dist.world)
         tokenizer = self._tokenizer(checkpoint_dir)
         prompts = [Prompt(p["task_id"], self._prompt_ids(tokenizer, p)) for p in problems.problems]
-        store = GeneratedStore(out_dir, self._key(checkpoint_dir, prompts), rank)
-        done = store.read()
-        if self.dist is not None:
-            done = self.dist.broadcast_object(done)
+        store = GeneratedStore(out_dir, self._key(checkpoint_dir, prompts), self.dist.rank)
+        done = self.dist.broadcast_object(sorted(store.read()))
         missing = [p for p in prompts if p.id not in done]
-        mine = sorted(missing, key=lambda p: (len(p.ids), p.id))[rank::world]
+        mine = sorted(missing, key=lambda p: (len(p.ids), p.id))[self.dist.rank :: self.dist.world]
         if mine:
             self._generate_missing(mine, checkpoint_dir, store)
-        if self.dist is not None:
-            self.dist.barrier()
+        self.dist.barrier()
         return store.read()
 
     def _generate_missing(self, prompts: Sequence[Prompt], checkpoint_dir: Path, store: GeneratedStore) -> None:

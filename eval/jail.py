@@ -45,8 +45,8 @@ class Limits:
     file_mib: int = 16
     tmp_mib: int = 64
     open_files: int = 64
-    cpu_seconds: int = 130
-    wall_seconds: float = 140.0
+    cpu_seconds: int = 190
+    wall_seconds: float = 200.0
 
 
 def _check(result: int, what: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from clusterft.interfaces import EvalContext, Evaluator
 from eval import evalplus_adapter as adapter
-from eval import prefetch, protocol
+from eval import prefetch, protocol, score_samples
 from eval.errors import EvaluationError
 from eval.humaneval import MBPP, HumanEval
 from eval.jail import Limits
@@ -91,6 +91,32 @@ def test_samples_get_the_scores_worked_out_by_hand(sandbox, kind):
     verdicts = adapter.score(SET, SAMPLES[kind], sandbox)
     assert [v.task_id for v in verdicts] == ["HumanEval/0", "HumanEval/1", "HumanEval/10", "HumanEval/32"]
     assert (sum(v.passed_base for v in verdicts), sum(v.passed_plus for v in verdicts)) == BY_HAND[kind]
+
+
+def test_a_sample_file_is_scored_from_the_command_line(tmp_path, monkeypatch, capsys):
+    """The same path with new samples gives the new score."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_override(SET.problems, tmp_path / "problems.jsonl")
+    path = tmp_path / "samples.jsonl"
+    command = [
+        str(path),
+        "--problems",
+        str(tmp_path / "problems.jsonl"),
+        "--dataset",
+        "humaneval",
+        "--sandbox",
+        "best_effort",
+        "--json",
+    ]
+    for kind in ("half right", "wrong"):
+        path.write_text("".join(json.dumps({"task_id": i, "solution": s}) + "\n" for i, s in SAMPLES[kind].items()))
+        assert score_samples.main(command) == 0
+        base, plus = json.loads(capsys.readouterr().out)
+        assert (base["task"], base["value"], base["n"]) == ("humaneval", BY_HAND[kind][0] / 4, 4)
+        assert (plus["task"], plus["value"]) == ("humaneval_plus", BY_HAND[kind][1] / 4)
+        assert base["stderr"] == pytest.approx((base["value"] * (1 - base["value"]) / 4) ** 0.5)
+        assert base["dataset_hash"] == SET.hash
+    assert score_samples.main([str(tmp_path / "absent"), *command[1:]]) == 2
 
 
 def test_a_missing_problem_is_named_and_scored_as_failed(sandbox):

@@ -1,6 +1,7 @@
 """Greedy generation: the same text in any batch, stops where it should, goes on after a kill, shared between ranks."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from clusterft import launch
 from clusterft.interfaces import EvalContext
 from eval import loading
 from eval.errors import EvaluationError
 from eval.generated_store import GeneratedStore
 from eval.generation import Generated, Generator, Prompt
-from eval.humaneval import HumanEval
-from eval.problem_set import write_override
+from eval.humaneval import MBPP, HumanEval
+from eval.problem_set import load_override, write_override
 
 
 def byte_tokenizer():
@@ -169,13 +171,13 @@ def problems_file(tmp_path_factory):
     return path
 
 
-def evaluator(problems_file, tmp_path, **changes):
+def evaluator(problems_file, tmp_path, kind=HumanEval, **changes):
     node = SimpleNamespace(attention="sdpa", trust_remote_code=False)
     context = EvalContext(
         model=node, template="magicoder", max_length=512, assets_dir=tmp_path, device="cpu", precision="float32", threads=1
     )
     given = {"problems_file": str(problems_file), "max_new_tokens": 6, "batch_size": 2, "sandbox": "best_effort"}
-    return HumanEval(context=context, cache_dir=str(tmp_path / "cache"), **{**given, **changes})
+    return kind(context=context, cache_dir=str(tmp_path / "cache"), **{**given, **changes})
 
 
 def lines(path):
@@ -217,27 +219,42 @@ def test_texts_of_other_weights_under_the_same_path_are_not_reused(parts, checkp
     assert len(lines(tmp_path / "out/generated-0.jsonl")) == 6
 
 
-class FakeRank:
-    """Two ranks one after the other: rank 1 generates its share first, then rank 0 its own, scores and gathers."""
-
-    def __init__(self, rank):
-        self.rank, self.world, self.is_main = rank, 2, rank == 0
-
-    def broadcast_object(self, value):
-        return {} if isinstance(value, dict) else value  # both ranks saw an empty folder
-
-    def barrier(self):
-        pass
+def evaluate_on_rank(*, dist, problems_file, checkpoint, folder):
+    """What each of two gloo ranks runs."""
+    metrics = evaluator(problems_file, Path(folder), dist=dist).evaluate(Path(checkpoint), Path(folder) / "together")
+    (Path(folder) / f"metrics-{dist.rank}.json").write_text(json.dumps([asdict(m) for m in metrics]))
 
 
-def test_ranks_share_the_problems_and_the_samples_are_the_same(checkpoint, problems_file, tmp_path):
-    evaluator(problems_file, tmp_path).evaluate(checkpoint, tmp_path / "alone")
-    out = tmp_path / "together"
-    assert evaluator(problems_file, tmp_path, dist=FakeRank(1)).evaluate(checkpoint, out) is None
-    (metric,) = evaluator(problems_file, tmp_path, dist=FakeRank(0)).evaluate(checkpoint, out)
-    counts = sorted(len(lines(p)) for p in Path(out).glob("generated-*.jsonl"))
-    assert counts == [1, 2] and metric.n == 3
-    assert lines(out / "samples.jsonl") == lines(tmp_path / "alone/samples.jsonl")
+def test_two_ranks_share_the_problems_and_the_samples_are_the_same(checkpoint, problems_file, tmp_path):
+    (alone,) = evaluator(problems_file, tmp_path).evaluate(checkpoint, tmp_path / "alone")
+    arguments = {"problems_file": str(problems_file), "checkpoint": str(checkpoint), "folder": str(tmp_path)}
+    launch.run("test_eval_generation:evaluate_on_rank", arguments, processes=2, threads=1)
+    assert sorted(len(lines(p)) for p in (tmp_path / "together").glob("generated-*.jsonl")) == [1, 2]
+    assert lines(tmp_path / "together/samples.jsonl") == lines(tmp_path / "alone/samples.jsonl")
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"metrics-{rank}.json").read_text()) == [asdict(alone)]
+
+
+def test_the_prompt_ends_inside_the_open_fence(parts, problems_file, tmp_path):
+    """Fault: another prompt path lost 8 to 12 points. The last tokens are the stripped signature, after the template's words."""
+    one = evaluator(problems_file, tmp_path)
+    problem = load_override(problems_file, "humaneval").problems[0]
+    text = parts[1].decode(one._prompt_ids(parts[1], problem), skip_special_tokens=True)
+    assert text.endswith("@@ Response\n```python\ndef f0(x):")
+    assert "@@ Instruction\nWrite a solution to the following problem:\n```python\ndef f0(x):\n```" in text
+
+
+def test_mbpp_reports_base_and_extra_inputs(checkpoint, tmp_path):
+    """MBPP+ form: two metrics with one hash, sanitised samples, nothing solved by random weights."""
+    path = tmp_path / "mbpp.jsonl"
+    prompt = '"""\nAdd one\nassert plus_one(1) == 2\n"""\n'
+    row = {"task_id": "Mbpp/3", "prompt": prompt, "contract": "", "canonical_solution": "def plus_one(x):\n    return x + 1\n"}
+    write_override([{**row, "base_input": [[1]], "plus_input": [[2]], "atol": 0, "entry_point": "plus_one"}], path)
+    base, plus = evaluator(path, tmp_path, kind=MBPP).evaluate(checkpoint, tmp_path / "out")
+    assert [(m.task, m.name, m.value, m.n) for m in (base, plus)] == [("mbpp", "pass@1", 0.0, 1), ("mbpp_plus", "pass@1", 0.0, 1)]
+    assert base.dataset_hash == plus.dataset_hash
+    (row,) = lines(tmp_path / "out/per_problem.jsonl")
+    assert (row["value"], row["value_plus"]) == (0, 0)
 
 
 def test_a_folder_without_a_model_is_refused(problems_file, tmp_path):
