@@ -8,7 +8,9 @@ once (a test compares them); an unknown key is an error as it is there.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
@@ -17,14 +19,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 
 class Composer:
-    """`Composer()(overrides)` is `compose("config", overrides)` with the keys of `dropped` set to None.
+    """`Composer()(overrides)` is `compose("config", overrides)` with the keys of `dropped` set to what it says.
 
     Must be used where Hydra has been initialised.
     """
 
-    def __init__(self, dropped: Sequence[str] = (), config_name: str = "config") -> None:
-        self.dropped, self.config_name = tuple(dropped), config_name
+    def __init__(self, dropped: Mapping[str, Any] = MappingProxyType({}), config_name: str = "config") -> None:
+        self.dropped, self.config_name = dropped, config_name
         self._parser = OverridesParser.create()
+        self._groups: dict[str, bool] = {}
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
@@ -42,8 +45,8 @@ class Composer:
     def _compose(self, structure: Sequence[str]) -> DictConfig:
         cfg = compose(self.config_name, overrides=list(structure))
         with open_dict(cfg):
-            for key in self.dropped:
-                cfg[key] = None
+            for key, value in self.dropped.items():
+                cfg[key] = value
         return cfg
 
     def _only_sets_a_value(self, text: str) -> bool:
@@ -51,4 +54,7 @@ class Composer:
         parsed = self._parser.parse_override(text)
         if parsed.is_add() or parsed.is_force_add() or parsed.is_delete() or parsed.is_sweep_override():
             return False
-        return not GlobalHydra.instance().config_loader().get_group_options(parsed.key_or_group)
+        key = parsed.key_or_group
+        if key not in self._groups:
+            self._groups[key] = bool(GlobalHydra.instance().config_loader().get_group_options(key))
+        return not self._groups[key]

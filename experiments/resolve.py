@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hydra import compose
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
 from clusterft.store import run_id
+from experiments.composing import Composer
 from experiments.spec import Cell, override_key
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,14 +31,13 @@ class Resolver:
 
     def __init__(self, overrides: Sequence[str]) -> None:
         self.base = [o for o in overrides if override_key(o) not in CONTROL]
+        self._compose = Composer(dropped={"experiment": None, "cell": None, "plan": False, "explain": None})
         self._cache: dict[tuple[str, ...], tuple[str, DictConfig]] = {}
 
     def __call__(self, cell_overrides: Sequence[str]) -> tuple[str, DictConfig]:
         key = tuple(cell_overrides)
         if key not in self._cache:
-            cfg = compose("config", overrides=self.overrides(cell_overrides))
-            with open_dict(cfg):
-                cfg.experiment, cfg.cell, cfg.plan, cfg.explain = None, None, False, None
+            cfg = self._compose(self.overrides(cell_overrides))
             self._cache[key] = (run_id(cfg), cfg)
         return self._cache[key]
 

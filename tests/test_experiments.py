@@ -141,7 +141,7 @@ def test_equal_cells_are_one_run_and_one_warning() -> None:
     assert "warning: cells 0, 2 are the same run" in describe(made)
 
 
-# Case 18 ------------------------------------------------------------------------------------------------------------------------
+# Case 18
 
 
 def test_case_18_index_to_config() -> None:
@@ -185,7 +185,7 @@ def test_array_strings_read_back() -> None:
             parse_array(wrong)
 
 
-# Statistics, reported values, start-up -----------------------------------------------------------------------------------------
+# Statistics, reported values, start-up
 
 
 def test_statistics_by_hand() -> None:
@@ -237,7 +237,7 @@ def test_a_table_needs_no_torch_and_starts_fast() -> None:
     assert float(seconds) < 10  # some 0.5 s on an idle machine
 
 
-# The cost model -------------------------------------------------------------------------------------------------------------------
+# The cost model
 
 SHAPE = {
     "hidden_size": 576,
