@@ -89,12 +89,19 @@ def to_markdown(c: Comparison) -> str:
     parts = [] if c.final else ["NOT FINAL: results contradict each other, see below."]
     parts.append(f"{c.candidate} against {c.reference}; differences are {c.candidate} minus {c.reference}, higher is better")
     parts.append(aligned([head, *(_cells(c, r) for r in c.rows)]))
+    parts += ["\n".join(map(_cost_line, c.costs.items()))] if c.costs else []
     remarks = [f.sentence() for f in c.flags] + list(c.notes) + [_iqm_remark(r) for r in c.rows if r.iqm]
     if remarks:
         parts.append("\n".join(f"- {r}" for r in remarks))
     parts.append("Verdict\n" + "\n".join(f"- {r.title}: {r.verdict.text(c.reference)}" for r in headline(c)))
     parts.append("For a paper\n" + "\n".join(f"- {sentence(c, r)}" for r in headline(c)))
     return "\n\n".join(parts) + "\n"
+
+
+def _cost_line(cost: tuple[str, tuple[float, float]]) -> str:
+    name, (a, b) = cost
+    change = f" ({100 * (a - b) / b:+.1f} %)" if b > 0 else ""
+    return f"{name.replace('_', ' ')}: {a:,.1f} against {b:,.1f}{change}"
 
 
 def headline(c: Comparison) -> list[Row]:
@@ -172,4 +179,4 @@ def to_json(c: Comparison) -> dict[str, Any]:
         rows.append({**asdict(row), "verdict": {**asdict(row.verdict), **texts}, "sentence": sentence(c, row)})
     flags = [{**asdict(f), "sentence": f.sentence()} for f in c.flags]
     both = {"candidate": c.candidate, "reference": c.reference, "seeds": list(c.seeds)}
-    return {**both, "final": c.final, "rows": rows, "flags": flags, "notes": list(c.notes)}
+    return {**both, "final": c.final, "rows": rows, "flags": flags, "notes": list(c.notes), "costs": dict(c.costs)}

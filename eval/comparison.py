@@ -11,14 +11,14 @@ same problems are refused. No torch, no disk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from clusterft.records import Metric, RunRecord
 from clusterft.seeding import generator
 from eval.per_problem import Problems
-from eval.run_groups import Group, check_same_problems, is_average
+from eval.run_groups import Group, check_same_problems, compare_costs, is_average
 from eval.settle import Flag, Observation, settle
 from eval.statistics import (
     MIN_SEEDS,
@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that was found out about two methods. `final` is False while results contradict each other."""
+    """Everything that was found out about two methods. costs: name -> mean seconds of candidate and reference."""
 
     candidate: str
     reference: str
@@ -78,6 +78,7 @@ class Comparison:
     rows: tuple[Row, ...]
     flags: tuple[Flag, ...]
     notes: tuple[str, ...]
+    costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def final(self) -> bool:
@@ -120,7 +121,8 @@ def compare_groups(
     rows = [_row(context, key, metric) for key, metric in shared.items()]
     rows += _averages(context, rows)
     seeds = tuple(sorted(set(a.seeds) & set(b.seeds)))
-    return Comparison(a.name, b.name, seeds, tuple(rows), tuple(context.flags), (*a.notes, *b.notes, *only, *a.differences(b)))
+    notes = (*a.notes, *b.notes, *only, *a.differences(b))
+    return Comparison(a.name, b.name, seeds, tuple(rows), tuple(context.flags), notes, compare_costs(a, b))
 
 
 @dataclass(frozen=True)

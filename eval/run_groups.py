@@ -22,6 +22,10 @@ _NOT_THE_METHOD = ("seed", "runtime", "experiment", "scale", "domain", "cell", "
 _THE_SELECTION = ("selector", "clustering", "budget", "sampler", "baseline_sizes")
 
 
+COSTS = ("selection_seconds", "training_seconds", "total_seconds")
+"""Costs of a record that a comparison shows."""
+
+
 def is_average(task: str) -> bool:
     """True for a task that is itself a mean over other tasks: it must not enter a further mean."""
     return task == "average" or task.endswith("_average")
@@ -72,10 +76,21 @@ class Group:
                 refuse_other_problems(out.setdefault((m.task, m.name), m), m)
         return out
 
+    def mean_cost(self, key: str) -> float | None:
+        """Mean of a cost over the runs; None unless every run has measured it."""
+        found = [r.cost.get(key) for r in self.runs]
+        return None if any(v is None for v in found) else sum(v for v in found if v is not None) / len(found)
+
     def differences(self, other: Group) -> list[str]:
         """A note on settings that differ beside the selection, if any do."""
         changed = changed_keys(self.runs[0].config, other.runs[0].config, (*_NOT_THE_METHOD, *_THE_SELECTION))
         return [f"the two also differ in {', '.join(changed)}: not only the selection is compared"] if changed else []
+
+
+def compare_costs(a: Group, b: Group) -> dict[str, tuple[float, float]]:
+    """Cost -> means of both sides, for the costs in seconds that all runs have measured."""
+    both = {key: (a.mean_cost(key), b.mean_cost(key)) for key in COSTS}
+    return {key: (x, y) for key, (x, y) in both.items() if x is not None and y is not None}
 
 
 def _name(run: RunRecord) -> str:

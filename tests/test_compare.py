@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,14 @@ HASH = "0123456789abcdef"
 
 
 def run(method: str, seed: int, metrics: list[Metric], usage: float = 1.0, name: str = "", **extra) -> RunRecord:
-    fields = {"status": "complete", "config": {"selector": {"name": method}, "seed": seed, "trainer": {"lr": 1e-5}}, **extra}
+    fields = {
+        "status": "complete",
+        "config": {"selector": {"name": method}, "seed": seed, "trainer": {"lr": 1e-5}},
+        "cost": {},
+        **extra,
+    }
     return RunRecord(
-        run_id=name or f"{method}-{seed}", seed=seed, commit="", dirty=False, packages={}, hardware={}, train={}, cost={},
+        run_id=name or f"{method}-{seed}", seed=seed, commit="", dirty=False, packages={}, hardware={}, train={},
         selection={"method": method, "data_usage": usage}, metrics=tuple(metrics), **fields,
     )  # fmt: skip
 
@@ -196,6 +203,19 @@ def test_command_line_refuses_in_one_sentence(tmp_path, capsys, arguments, messa
     assert main([*arguments, "--runs-dir", str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == "" and captured.err.count("\n") == 1
+
+
+def test_costs_are_set_side_by_side_where_all_runs_have_them():
+    a = [run("cluster", s, [metric(70)], cost={"training_seconds": 30.4, "selection_seconds": 5.0}) for s in range(3)]
+    b = [run("full", s, [metric(70 + s)], cost={"training_seconds": 100.0}) for s in range(3)]
+    c = compare_groups(a, b)
+    assert c.costs == {"training_seconds": (pytest.approx(30.4), 100.0)}
+    assert "training seconds: 30.4 against 100.0 (-69.6 %)" in to_markdown(c)
+
+
+def test_comparing_imports_no_torch():
+    code = "import sys, eval.compare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False).returncode == 0
 
 
 def test_json_survives_a_round_trip():
