@@ -23,16 +23,12 @@ import numpy as np
 from clusterft.assignment_kernels import balance, margins, relabel
 from clusterft.cost_sources import NO_ROWS, CostSource, DenseCosts, PointCosts, Scan
 from clusterft.limits import Limit, size_limits
-from clusterft.prices import flows_for, improve_prices, needed_margin, sample_prices
+from clusterft.prices import FINISH_BYTES, flows_for, improve_prices, needed_margin, sample_prices
 from clusterft.rows import RowTable
 from clusterft.ties import settle_ties
 
 TIE = 1e-12
 """Reduced costs closer than this, relative to the largest cost among the rows of the finish, count as equal."""
-
-FINISH_BYTES = 48 * 2**20
-"""Size of the float64 cost rows of the finish above which a new scan is preferred to a larger finish."""
-
 
 HEAVY_FINISH = 2
 """A finish of more than this many times n k steps is put off for another scan with better prices."""

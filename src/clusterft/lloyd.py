@@ -40,23 +40,20 @@ def lloyd(
     low must be at least 1 for every cluster, so that none can become empty.
     """
     sums = ExactSums(table, len(centers))
-    labels = prices = None
-    converged = False
-    n_iter = 0
-    reach = 0.0
     small = table.n * table.d * len(centers) < CARRY_FROM
+    found = before = known = None
+    reach, n_iter, converged = 0.0, 0, False
     while n_iter < max_iter and not converged:
         n_iter += 1
         source = PointCosts(table, centers)
-        known = None if labels is None or small else (labels.copy(), found.seconds, source.carried(old, labels, found.gaps))
-        found = solve(source, high, low, prices=prices, known=known, reach=reach)
-        reach = 0.0 if prices is None else float(np.ptp(found.prices - prices))
-        moved = sums.update(labels, found.labels)
-        labels, prices, old = found.labels, found.prices, centers
-        centers = sums.means()
-        shift = float(((centers - old) ** 2).sum())
-        converged = moved == 0 or shift <= tolerance * table.variance
-    return LloydResult(labels, centers, inertia(table, centers, labels), n_iter, converged)
+        if found is not None and not small:
+            known = (found.labels.copy(), found.seconds, source.carried(before, found.labels, found.gaps))
+        last, found = found, solve(source, high, low, prices=None if found is None else found.prices, known=known, reach=reach)
+        reach = 0.0 if last is None else float(np.ptp(found.prices - last.prices))
+        moved = sums.update(None if last is None else last.labels, found.labels)
+        before, centers = centers, sums.means()
+        converged = moved == 0 or float(((centers - before) ** 2).sum()) <= tolerance * table.variance
+    return LloydResult(found.labels, centers, inertia(table, centers, found.labels), n_iter, converged)
 
 
 def inertia(table: RowTable, centers: np.ndarray, labels: np.ndarray) -> float:

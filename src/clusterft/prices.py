@@ -10,6 +10,9 @@ import numpy as np
 
 from clusterft.assignment_kernels import balance, margins, relabel
 
+FINISH_BYTES = 48 * 2**20
+"""Size of the float64 cost rows of the finish above which a new scan is preferred to a larger finish."""
+
 NEWTON_STEPS = 4
 TRUST = 8
 """A step goes at most this many times as far as the margins that its density was measured on."""
@@ -52,7 +55,7 @@ def needed_margin(labels, seconds, gaps, counts, prices, low, high) -> tuple[np.
     reach = max(_rank_value(gaps, near), 1e-30)
     guess = _newton(labels, seconds, gaps, reach, counts, prices, low, high)
     width = float(np.ptp(guess - prices)) * 1.5 + smallest
-    most = min(n - 1, max(near, n // 8))
+    most = min(n - 1, max(near, n // 8), max(few, FINISH_BYTES // (8 * k)))
     return guess, max(0.0, min(width, _rank_value(gaps, most)))
 
 

@@ -30,8 +30,10 @@ class RowTable:
     def __init__(self, points: Any, *, chunk_rows: int | None = None) -> None:
         self.tensor = points if is_tensor(points) else None
         self.points = points if self.tensor is not None else np.asanyarray(points)
-        if self.points.ndim != 2 or self.points.shape[1] == 0:
-            raise ValueError(f"points must be a table (n, d) with at least one column, got shape {tuple(self.points.shape)}")
+        if self.points.ndim != 2 or 0 in self.points.shape:
+            raise ValueError(
+                f"points must be a table (n, d) with at least one row and one column, got shape {tuple(self.points.shape)}"
+            )
         if self.tensor is None and self.points.dtype.kind not in "fiub":
             raise ValueError(f"points must be numbers, got dtype {self.points.dtype}")
         self.n, self.d = map(int, self.points.shape)
