@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ from data_configs import ROOT, conf, files_config, write_jsonl
 
 from clusterft.data import MEDICAL_POOL, group_of, load_pool
 from clusterft.harvest import stdlib_rows
+from clusterft.prompting import encode_pool, row_lengths
 from clusterft.sources import DataError
+from clusterft.tiny import build_tiny_tokenizer
 
 
 @pytest.fixture
@@ -54,6 +57,20 @@ def test_limits_are_checked(forty: Path) -> None:
         load_pool(files_config(str(forty), holdout_rows=-1))
     with pytest.raises(DataError, match=r"data.kind='disk' is unknown; known: hub, files, stdlib, medical_smoke"):
         load_pool(files_config(str(forty), kind="disk"))
+
+
+def test_row_limit_comes_before_the_splits_when_tokens_can_be_counted(forty: Path) -> None:
+    tokenizer = build_tiny_tokenizer()
+    count = partial(row_lengths, tokenizer=tokenizer, template="alpaca")
+    cfg = files_config(
+        str(forty), holdout_rows=4, max_rows=9, max_row_tokens=min(count(load_pool(files_config(str(forty))).train.examples))
+    )
+    pools = load_pool(cfg, count_tokens=count)
+    assert (len(pools.heldout), len(pools.train)) == (4, 6)  # rows 0 to 9 have one digit in both texts
+    assert pools.report.rejected_by_reason == {"over_row_limit": 30}
+    assert pools.report.rows_read == pools.report.rows_kept + 30 == 40
+    later, _ = encode_pool(load_pool(cfg).train, tokenizer, "alpaca", 999, max_row_tokens=cfg.max_row_tokens)
+    assert len(later) < 6
 
 
 def test_unexpected_row_count_and_missing_group_are_reported(forty: Path) -> None:
@@ -118,10 +135,10 @@ def test_stdlib_rows_obey_the_rule(harvested) -> None:
     for row in rows[::37]:
         code = row.response.removeprefix("```python\n").removesuffix("\n```")
         (function,) = ast.parse(code).body
-        docstring, _, rest = row.prompt.partition("\n\nThe function is part of the module")
+        docstring, _, rest = row.prompt.rpartition("\n\n# ")
         assert 40 <= len(docstring) <= 600 and docstring not in code and ast.get_docstring(function) is None
         assert 3 <= function.end_lineno - function.body[0].lineno + 1 <= 60
-        assert code.startswith(rest.partition("```python\n")[2].removesuffix("\n```"))
+        assert code.startswith(rest.partition("\n")[2])
         assert not {"test", "tests", "idle_test"} & set(Path(row.source).parts)
 
 
@@ -170,10 +187,7 @@ class Box:
     (row,) = stdlib_rows(root=tmp_path)
     assert (row.source, row.line, row.group, row.qualname) == ("pkg/__init__.py", 4, "pkg", "pkg.Box.plus")
     head = "@property\ndef plus(self,\n         n=1):"
-    assert (
-        row.prompt
-        == f"{doc}\n\nThe function is part of the module `pkg`. It belongs to `Box`. It starts with:\n```python\n{head}\n```"
-    )
+    assert row.prompt == f"{doc}\n\n# pkg.Box\n{head}"
     assert row.response == f"```python\n{head}\n    # the reason\n    a = n + 1\n    b = a\n\n    return b\n```"
 
 

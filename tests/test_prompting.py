@@ -98,8 +98,7 @@ class TestPromptEatsBudget:
         pool = Pool("p", (Example("a", "b " * 30, "c", source="f", line=3),))
         with pytest.raises(ValueError, match=r"none of the 1 rows .* max_length 16 \(first: f line 3: no_target_tokens"):
             encode_pool(pool, self.tokenizer, "chat", 16)
-        with pytest.raises(ValueError, match=r"pool 'q' is empty"):
-            encode_pool(Pool("q", ()), self.tokenizer, "chat", 16)
+        assert encode_pool(Pool("q", ()), self.tokenizer, "chat", 16) == (Pool("q", ()), ())
 
     def test_row_limit_is_a_stated_filter(self) -> None:
         pool, encoded = encode_pool(self.pool(), self.tokenizer, "chat", 64, max_row_tokens=18)

@@ -12,7 +12,7 @@ side of the split: otherwise the held-out loss would measure memory. Nothing her
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from clusterft.text_rules import is_placeholder
 
 KINDS = ("hub", "files", "stdlib", "medical_smoke")
 MEDICAL_POOL = Path(__file__).parent / "assets" / "medical_smoke_instruct.jsonl"
+CountTokens = Callable[[Sequence[Example]], Sequence[int]]
 _PEEK_ROWS = 64
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
@@ -40,11 +41,16 @@ class Pools:
     report: LoadReport
 
 
-def load_pool(cfg: Any, *, assets_dir: str | Path | None = None, strict: bool = False) -> Pools:
+def load_pool(
+    cfg: Any, *, assets_dir: str | Path | None = None, strict: bool = False, count_tokens: CountTokens | None = None
+) -> Pools:
     """Loads a source (config.DataConfig or its OmegaConf node).
 
     assets_dir  where the harvested standard-library pool is kept between runs; None: harvest anew
     strict      stop at the first row that would be set aside
+    count_tokens  tokens of each of some examples (prompting.row_lengths with its tokenizer and template bound). With it,
+                data.max_row_tokens is applied before the held-out split and max_rows, so that both get as many rows as
+                they ask for; without it, the limit is left to prompting.encode_pool.
 
     Raises DataError (a ValueError) with one sentence: file absent or unreadable, unknown kind or layout, no usable row, a bad
     row in strict mode, more held-out rows than there are.
@@ -60,6 +66,8 @@ def load_pool(cfg: Any, *, assets_dir: str | Path | None = None, strict: bool = 
     collector = _Collector(cfg, strict)
     for source, kind, rows in _open_sources(cfg, assets_dir):
         collector.read(source, kind, rows)
+    if count_tokens is not None and cfg.max_row_tokens is not None:
+        collector.drop_long_rows(count_tokens, cfg.max_row_tokens)
     return collector.finish()
 
 
@@ -162,6 +170,16 @@ class _Collector:
             self.noted.setdefault("placeholder_response", []).append((source, line))
         self.examples.append(Example(key, draft.prompt, draft.response, draft.input, source, line, draft.turns, draft.meta))
 
+    def drop_long_rows(self, count_tokens: CountTokens, limit: int) -> None:
+        kept: list[Example] = []
+        for example, tokens in zip(self.examples, count_tokens(self.examples), strict=True):
+            if tokens <= limit:
+                kept.append(example)
+                continue
+            detail = f"{tokens} tokens, data.max_row_tokens is {limit}"
+            self.rejected.append(Rejection(example.source, example.line, "over_row_limit", detail))
+        self.examples = kept
+
     def finish(self) -> Pools:
         if not self.examples:
             raise DataError(self._nothing_left())
@@ -173,7 +191,7 @@ class _Collector:
             files=tuple(self.files),
             rejected=tuple(self.rejected),
             rows_kept=len(self.examples),
-            duplicates=len(self.examples) - len(self.first),
+            duplicates=sum(self.copies.values()) - len(self.copies),
             duplicate_groups=len(self.copies),
             duplicate_lines=tuple(self.duplicate_lines),
             supervised_turns=sum(sum(t.supervised for t in e.turns) or 1 for e in self.examples),
@@ -205,10 +223,10 @@ class _Collector:
             reasons[one.reason] = reasons.get(one.reason, 0) + 1
         first = self.rejected[0]
         counted = ", ".join(f"{count:,} x {reason}" for reason, count in sorted(reasons.items(), key=lambda i: -i[1])[:4])
-        return (
-            f"{names}: none of the {len(self.rejected):,} rows can be used ({counted}; first: line {first.line}, "
-            f"{first.detail}); if the columns have other names, set data.fields.prompt and data.fields.response"
-        )
+        columns = "; if the columns have other names, set data.fields.prompt and data.fields.response"
+        hint = columns if any(r.startswith(("missing", "no_turns")) for r in reasons) else ""
+        found = f"{counted}; first: {first.source} line {first.line}, {first.detail}"
+        return f"{names}: none of the {len(self.rejected):,} rows can be used ({found}){hint}"
 
 
 def _split(examples: list[Example], holdout_rows: int, max_rows: int | None, name: str) -> tuple[set[str], set[str]]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-HARVEST_VERSION = 1
+HARVEST_VERSION = 2
 """Raised when the text or the choice of rows changes."""
 
 DOCSTRING_CHARS = (40, 600)
@@ -112,8 +112,7 @@ def _row(node: _Function, parents: tuple[str, ...], lines: list[str], relative: 
     signature = textwrap.dedent("".join(lines[head - 1 : doc.lineno - 1])).rstrip()
     code = textwrap.dedent("".join(lines[head - 1 : doc.lineno - 1] + lines[start - 1 : end])).rstrip()
     module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
-    owner = f" It belongs to `{'.'.join(parents)}`." if parents else ""
-    prompt = f"{docstring}\n\nThe function is part of the module `{module}`.{owner} It starts with:\n```python\n{signature}\n```"
+    prompt = f"{docstring}\n\n# {'.'.join((module, *parents))}\n{signature}"
     group = relative.parts[0].removesuffix(".py")
     return HarvestedRow(
         relative.as_posix(), head, prompt, f"```python\n{code}\n```", group, ".".join((module, *parents, node.name))

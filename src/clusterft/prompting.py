@@ -32,6 +32,7 @@ __all__ = [
     "encode_pool_with_report",
     "generation_prompt",
     "pad_id_of",
+    "row_lengths",
     "tokenizer_report",
 ]
 
@@ -91,7 +92,8 @@ def encode_pool(
     """A pool as tokens, rows aligned with `pool.examples` of the returned pool.
 
     Rows without a target token within `max_length` are set aside as `no_target_tokens` (with the length at which they fit), rows
-    of more than `max_row_tokens` tokens as `over_row_limit`. Raises ValueError if nothing is left, or as `encode_example` does.
+    of more than `max_row_tokens` tokens as `over_row_limit`. An empty pool (no held-out rows) stays empty.
+    Raises ValueError if there were rows and none is left, or as `encode_example` does.
     """
     kept, encoded, _ = encode_pool_with_report(pool, tokenizer, template, max_length, max_row_tokens=max_row_tokens)
     return kept, encoded
@@ -117,12 +119,18 @@ def encode_pool_with_report(
         answers_cut += one.truncated and bool((row.labels[max_length:] != IGNORE_INDEX).any())
         kept.append(example)
         encoded.append(one)
-    if not kept:
+    if rejected and not kept:
         raise ValueError(_nothing_left(pool, rejected, max_length))
     targets = sum(e.n_target for e in encoded)
     line = tokenizer_report(tokenizer, encoded, template=template)
     report = EncodeReport(len(pool), len(kept), longest, answers_cut, sum(map(len, encoded)) - targets, targets, max_length, line)
     return replace(pool, examples=tuple(kept), rejected=(*pool.rejected, *rejected)), tuple(encoded), report
+
+
+def row_lengths(examples: Sequence[Example], tokenizer: Any, template: str) -> list[int]:
+    """Tokens of each example under a template, before truncation (what data.max_row_tokens limits)."""
+    _check(tokenizer, template, 2)
+    return [len(row.ids) for row in _rows(examples, tokenizer, template)]
 
 
 def _refusal(example: Example, row: _Row, max_length: int, max_row_tokens: int | None) -> Rejection | None:
@@ -138,8 +146,6 @@ def _refusal(example: Example, row: _Row, max_length: int, max_row_tokens: int |
 
 
 def _nothing_left(pool: Pool, rejected: Sequence[Rejection], max_length: int) -> str:
-    if not rejected:
-        return f"pool {pool.name!r} is empty"
     first = rejected[0]
     return (
         f"pool {pool.name!r}: none of the {len(pool)} rows has an answer token within max_length {max_length} "
