@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from clusterft.config import ModelConfig
-from clusterft.features import FeatureContext, FeatureDamaged, FeatureMissing, FeatureStore, SingleProcess, compute
+from clusterft.features import FeatureContext, FeatureDamaged, FeatureMissing, FeatureStore, RowWriter, SingleProcess, compute
 from clusterft.interfaces import FeatureSpec
 from clusterft.records import Encoded, Example, Pool, content_id
 
@@ -198,6 +198,23 @@ def test_truncated_and_changed_files_are_noticed(tmp_path: Path):
     path.unlink()
     with pytest.raises(FeatureDamaged, match="is gone"):
         store.load(SPEC, context)
+
+
+def test_merging_does_not_hold_all_rows_in_memory(tmp_path: Path, monkeypatch):
+    import tracemalloc
+
+    monkeypatch.setattr("clusterft.feature_shards.MERGE_BYTES", 1 << 19)
+    rows = np.random.default_rng(0).normal(size=(20_000, 256)).astype(np.float32)  # 20 MB
+    writer = RowWriter(tmp_path, np.arange(20_000), 0)
+    for start in range(0, 20_000, 500):
+        writer.put(np.arange(start, start + 500), rows[start : start + 500])
+    writer.close()
+    tracemalloc.start()
+    writer.merge()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), rows)
 
 
 def extract_half(context, spec, writer) -> None:

@@ -6,10 +6,14 @@ extractor (`function(context, spec, writer)`) reads. Nothing here imports torch:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from clusterft.records import Encoded, Pool
 
@@ -94,3 +98,18 @@ class FeatureContext:
                     f"pool {self.pool.name!r}, position {position}: encoded row {encoded.id} is not of example {example.id}; "
                     "encode the pool that is passed on, in its own order"
                 )
+
+    @cached_property
+    def tokens_digest(self) -> str:
+        """`encoded_digest` of the pool's rows, worked out once: the cache key needs it again and again."""
+        return encoded_digest(self.encoded)
+
+
+def encoded_digest(encoded: Sequence[Encoded]) -> str:
+    """16 hex digits of all tokens and labels, whatever the order of the rows: tokenizer, template and cut in one number."""
+    digest = hashlib.sha256()
+    for row in sorted(encoded, key=lambda e: e.id):
+        digest.update(f"{row.id}\x1f{len(row)}\x1f".encode())
+        digest.update(np.ascontiguousarray(row.input_ids, np.int32).data)
+        digest.update(np.ascontiguousarray(row.labels, np.int32).data)
+    return digest.hexdigest()[:16]

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from clusterft.feature_context import FeatureContext
+from clusterft.feature_context import FeatureContext, encoded_digest
 from clusterft.feature_shards import row_ranges, write_atomically
 from clusterft.feature_writer import RowWriter, read_accounts, total_cost
 from clusterft.interfaces import Feature, FeatureSpec
-from clusterft.records import Cost, Encoded
+from clusterft.records import Cost
 
 MANIFEST_SCHEMA = 1
 COPY_BYTES = 256 * 1024 * 1024
@@ -95,16 +95,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"feature parameters must be JSON values, got {value!r} of type {type(value).__name__}")
 
 
-def encoded_digest(encoded: Sequence[Encoded]) -> str:
-    """16 hex digits of all tokens and labels, whatever the order of the rows: tokenizer, template and cut in one number."""
-    digest = hashlib.sha256()
-    for row in sorted(encoded, key=lambda e: e.id):
-        digest.update(f"{row.id}\x1f{len(row)}\x1f".encode())
-        digest.update(np.ascontiguousarray(row.input_ids, np.int32).data)
-        digest.update(np.ascontiguousarray(row.labels, np.int32).data)
-    return digest.hexdigest()[:16]
-
-
 def identity_of(spec: FeatureSpec, context: FeatureContext) -> dict[str, Any]:
     """Everything that a feature's values depend on, as JSON. The seed and the validation rows enter only when asked for.
 
@@ -116,7 +106,7 @@ def identity_of(spec: FeatureSpec, context: FeatureContext) -> dict[str, Any]:
         "version": spec.version,
         "params": params,
         "pool": context.pool.fingerprint,
-        "tokens": encoded_digest(context.encoded),
+        "tokens": context.tokens_digest,
         "model": weights_identity(context.model_cfg),
         "template": context.template,
         "max_length": context.max_length,
