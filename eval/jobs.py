@@ -91,7 +91,8 @@ def record(job: Job) -> dict[str, Any]:
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults() if kwargs else None
+        if kwargs:
+            bound.apply_defaults()
         calls.append(copy.deepcopy(list(bound.args)))
         return reference(*args, **kwargs)
 
@@ -107,8 +108,8 @@ def prove(job: Job) -> dict[str, Any]:
         "network": lambda: socket.create_connection(("127.0.0.1", job["port"]), timeout=2).close(),
         "filesystem": lambda: open(os.path.join(job["folder"], "escaped"), "w").close(),
         "processes": lambda: os.kill(job["warden"], 0),
-        "unprivileged": lambda: os.close(os.open("/", os.O_RDONLY)) if _has_power() else _refuse(),
-        "syscalls": lambda: os.close(_pidfd_of_self()),
+        "unprivileged": lambda: None if _has_power() else _refuse(),
+        "syscalls": lambda: os.close(os.pidfd_open(os.getpid())),
         "environment": lambda: None if set(os.environ) - set(job["environment"]) else _refuse(),
     }
     return {wall: _fails(attempt) for wall, attempt in attempts.items()}
@@ -124,10 +125,6 @@ def _fails(attempt: Callable[[], None]) -> bool:
 
 def _refuse() -> None:
     raise PermissionError("refused")
-
-
-def _pidfd_of_self() -> int:
-    return os.pidfd_open(os.getpid())
 
 
 def _has_power() -> bool:

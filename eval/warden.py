@@ -30,9 +30,12 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import psutil
+
 from eval import jail, jobs
 
 _POLL_SECONDS = 0.1
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 _PRELOADED = (
     "evalplus.eval",
     "evalplus.gen.util",
@@ -127,11 +130,21 @@ def _tree_bytes(pid: int) -> int:
         with open(f"/proc/{pid}/statm") as f:
             resident, shared = (int(x) for x in f.read().split()[1:3])
         total = (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-        with open(f"/proc/{pid}/task/{pid}/children") as f:
-            children = f.read().split()
+        children = _children(pid)
     except (FileNotFoundError, ProcessLookupError):
         return total
-    return total + sum(_tree_bytes(int(c)) for c in children)
+    return total + sum(_tree_bytes(child) for child in children)
+
+
+def _children(pid: int) -> list[int]:
+    """Direct children, from the kernel's list or, where it was built without, from a look at every process."""
+    if not _KERNEL_LISTS_CHILDREN:
+        try:
+            return [child.pid for child in psutil.Process(pid).children()]
+        except psutil.NoSuchProcess:
+            return []
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(child) for child in f.read().split()]
 
 
 def _keep(job: dict[str, Any], warden: Warden, slot: int, result_pipe: int) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 
 from clusterft.interfaces import EvalContext, Evaluator
 from eval import evalplus_adapter as adapter
@@ -316,6 +318,15 @@ def test_evaluators_have_the_agreed_face(tmp_path):
         MBPP(context=context(tmp_path), stop="fence_or_toplevel")
     with pytest.raises(TypeError, match="memory_gb"):
         HumanEval(context=context(tmp_path), limits={"memory_gb": 1})
+
+
+@pytest.mark.parametrize("name", ["code", "code_laptop", "code_overnight", "code_smoke"])
+def test_every_configured_evaluator_can_be_made(tmp_path, name):
+    """What the YAML files say is what the classes take."""
+    nodes = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/evaluators/{name}.yaml"))
+    made = {n: get_class(node.pop("_target_"))(context=context(tmp_path), **node) for n, node in nodes.items()}
+    assert "heldout" in made and all(isinstance(e, Evaluator) for e in made.values())
+    assert made["humaneval"].stop == ("fence" if name in ("code", "code_smoke") else "fence_or_toplevel")
 
 
 def test_missing_problem_files_are_found_in_preflight_with_the_command(tmp_path):
