@@ -5,8 +5,9 @@
 Without a template everything is lm-eval's own. With one, the question becomes the instruction of the training format, with
 exactly the token ids that training saw, and the option is tokenised as an answer is. `pack_tokens` scores all options of a
 question in one pass: question and options stand in one sequence, an option sees the question and itself only (a tree of
-attention), several questions are packed up to so many tokens. Same log-likelihoods as lm-eval's own way up to rounding, at a
-third of the work for option texts. Importing this module imports lm-eval (seconds): do it late.
+attention), several questions are packed up to so many tokens. Same log-likelihoods as lm-eval's own way up to rounding (1e-4 in
+float32, tenths of a nat an option under bf16), at a third of the work for option texts. Importing this module imports lm-eval
+(seconds): do it late.
 """
 
 from __future__ import annotations
