@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +214,6 @@ def test_last_line_that_is_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("content", [JSONL, json.dumps(ROWS)])
 def test_cut_archive_is_an_error_and_not_a_shorter_file(tmp_path: Path, compress, content: str) -> None:
-    import random
-
     noise = "".join(random.Random(0).choices("abcdefgh", k=200_000))
     whole = compress((json.dumps({"instruction": "a", "output": noise}) + "\n" + content).encode())
     with pytest.raises(DataError, match=r"compressed file is cut off or damaged.*fetch it again"):
@@ -305,3 +305,48 @@ def test_meta_and_place_do_not_change_the_id(tmp_path: Path) -> None:
         write_jsonl(tmp_path / "b.jsonl", [{"instruction": "other", "output": "b"}, {"output": "a", "instruction": "q"}])
     ).train
     assert a.ids[0] == b.ids[1]
+
+
+def _containers() -> dict[str, bytes]:
+    table = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), table)
+    sheet = io.StringIO(newline="")
+    writer = csv.DictWriter(sheet, list(ROWS[0]))
+    writer.writeheader()
+    writer.writerows(ROWS)
+    plain = JSONL.encode()
+    return {
+        "x.jsonl": plain,
+        "x.json": json.dumps(ROWS, ensure_ascii=False).encode(),
+        "x.csv": sheet.getvalue().encode(),
+        "x.parquet": table.getvalue(),
+        "x.jsonl.gz": gzip.compress(plain),
+        "x.jsonl.zst": zstandard.ZstdCompressor(write_checksum=True).compress(plain),
+        "y.jsonl": JSONL.encode("utf-16"),
+    }
+
+
+@pytest.mark.parametrize("name", _containers())
+def test_damaged_files_are_counted_or_refused_and_never_crash(tmp_path: Path, name: str) -> None:
+    """Random bytes overwritten, removed or doubled: either one sentence, or every row read is kept or set aside."""
+    whole = _containers()[name]
+    draw = random.Random(name)
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(data))
+            change = draw.choice(("overwrite", "cut", "double", "drop"))
+            if change == "overwrite":
+                data[at] = draw.randrange(256)
+            elif change == "cut" and at > 1:
+                del data[at:]
+            elif change == "double":
+                data[at:at] = data[at : at + 40]
+            elif len(data) > 60:
+                del data[at : at + 5]
+        try:
+            report = load(write(tmp_path / name, bytes(data))).report
+        except DataError as error:
+            assert "\n" not in str(error)
+            continue
+        assert report.rows_read == report.rows_kept + len(report.rejected)

@@ -77,7 +77,7 @@ class _ZstdReader(io.RawIOBase):
     def __init__(self, raw: IO[bytes]) -> None:
         import zstandard
 
-        self._raw, self._make = raw, zstandard.ZstdDecompressor().decompressobj
+        self._raw, self._make, self._error = raw, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
         self._frame, self._pending, self._fresh = self._make(), b"", True
 
     def readable(self) -> bool:
@@ -96,7 +96,10 @@ class _ZstdReader(io.RawIOBase):
                     return 0
                 raise EOFError("the last zstd frame is incomplete")
             self._fresh = False
-            self._pending = self._frame.decompress(block)
+            try:
+                self._pending = self._frame.decompress(block)
+            except self._error as error:
+                raise EOFError(str(error)) from error
         count = min(len(buffer), len(self._pending))
         buffer[:count] = self._pending[:count]
         self._pending = self._pending[count:]
@@ -125,6 +128,8 @@ def _guarded(path: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
             yield row
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the compressed file is cut off or damaged after line {line}; fetch it again") from error
+    except UnicodeError as error:
+        raise DataError(f"{path}: after line {line}: not valid text in its encoding; convert it to UTF-8 with iconv") from error
 
 
 def _kind(path: Path) -> str:

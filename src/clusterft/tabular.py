@@ -74,5 +74,6 @@ def iterate_parquet(path: Path) -> Iterator[RawRow]:
                 for value in batch.to_pylist():
                     number += 1
                     yield RawRow(number, value)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-        raise DataError(f"{path}: the Parquet file is damaged after row {number} ({error}); fetch it again") from error
+    except (pa.ArrowException, OSError) as error:
+        why = (str(error).splitlines() or ["unreadable"])[0]
+        raise DataError(f"{path}: the Parquet file is damaged after row {number} ({why}); fetch it again") from error
