@@ -2,7 +2,7 @@
 
 In go token ids of prompts and a rule for stopping; out come texts, one callback a finished prompt, so that the caller can
 write each down at once. In float32 the text of a prompt does not depend on the batch it was in: padding is masked and
-positions count from the first real token. Randomness plays no part: the largest logit wins, the lowest id among equals.
+positions count from the first real token. Randomness plays no part: the largest logit wins.
 
 Text is decoded as a difference (prompt tail with and without the new tokens): decoding the new tokens alone would lose the
 leading space that SentencePiece tokenizers drop, and with it the indentation of Python code.
@@ -95,7 +95,7 @@ class Generator:
         extra = {self._cache_name: cache, "use_cache": True, "logits_to_keep": 1}
         for step in range(self.max_new_tokens):
             out = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **extra)
-            chosen = out.logits[:, -1].float().argmax(-1)
+            chosen = self._choose(rows, out.logits[:, -1])
             finished = [self._advance(row, token, step) for row, token in zip(rows, chosen.tolist(), strict=True)]
             yield from (done for done in finished if done is not None)
             alive = [i for i, done in enumerate(finished) if done is None]
@@ -108,6 +108,14 @@ class Generator:
             ids = chosen[:, None]
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
             positions = positions[:, -1:] + 1
+
+    def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> torch.Tensor:
+        """(b, v) -> (b,) ids of the largest logits. Raises EvaluationError if one is not finite."""
+        finite = torch.isfinite(logits).all(-1)
+        if not finite.all():
+            bad = rows[int((~finite).nonzero()[0, 0])].prompt.id
+            raise EvaluationError(f"{bad}: the model's logits are not finite; it has diverged, so there is nothing to score")
+        return logits.float().argmax(-1)
 
     def _left_padded(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
         """(b, t) ids and mask, t the longest prompt."""

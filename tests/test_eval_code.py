@@ -67,7 +67,7 @@ def context(tmp_path, **changes):
 
 # --- scores by hand -------------------------------------------------------------------------------------------------------
 
-HOSTILE = "def plus_one(x):\n    while True:\n        try:\n            posix.fork()\n        except OSError:\n            pass\n"
+HOSTILE = "def plus_one(x):\n    ctypes.CDLL(None).kill(os.getppid(), 9)\n    while True:\n        pass\n"
 SAMPLES = {
     "right": {p["task_id"]: p["prompt"] + p["canonical_solution"] for p in SET.problems},
     "half right": {
@@ -78,7 +78,7 @@ SAMPLES = {
     },
     "wrong": {p["task_id"]: p["prompt"] + "    return None\n" for p in SET.problems},
     "hostile": {
-        "HumanEval/0": "import posix\n" + HOSTILE,
+        "HumanEval/0": "import ctypes, os\n" + HOSTILE,
         "HumanEval/1": "def half_of(x):\n    raise SystemExit\n",
         "HumanEval/10": "def last(x):\n    return x[-1]\n",
         "HumanEval/32": "import os\nos._exit(0)\n",

