@@ -173,7 +173,7 @@ def record_value(run: Run, key: str) -> float | str:
         "data_usage": (record.selection, "data_usage", 100.0),
         "budget_rows": (record.selection, "budget", 1.0),
         **{k: (record.cost, k, 1.0) for k in COST_KEYS},
-        **{k: (record.train, k, 1.0) for k in ("steps", "tokens", "target_tokens", "final_loss")},
+        **{k: (record.train, k, 1.0) for k in ("steps", "tokens", "target_tokens", "last_loss")},
     }
     mapping, name, factor = sources[key]
     value = mapping.get(name)
@@ -251,20 +251,31 @@ def _relative(key: str, line: Line, base: Line | None, reference: str) -> Value:
 
 
 def describe_problems(runs: list[CellRun]) -> list[str]:
-    """One line for every cell without a usable run or with a metric that is no number, in order of position.
+    """Every cell without a usable run or with a metric that is no number, in order of position.
 
-    A row whose selector does not exist gets one line for all its cells.
+    Seeds of one line with the same reason share an entry; so do all cells of a row that is not built yet.
     """
-    lines = []
+    groups: dict[tuple[str, str, str], list[CellRun]] = {}
     for one in runs:
-        run = one.run
+        run, cell = one.run, one.cell
         if run.state == NOT_BUILT:
-            lines.append(f"{one.cell.row}: {run.reason}")
+            groups.setdefault((cell.row, "", run.reason), [])
         elif run.state != "complete":
-            lines.append(f"{one.cell.name}: {run.state}: {run.reason} (run {run.run_id})")
+            groups.setdefault((cell.row, cell.column, f"{run.state}: {run.reason}"), []).append(one)
         elif run.stored is not None and run.stored.bad_metrics:
-            lines.append(f"{one.cell.name}: {', '.join(run.stored.bad_metrics)} is not a number (run {run.run_id})")
-    return list(dict.fromkeys(lines))
+            reason = f"{', '.join(run.stored.bad_metrics)} is not a number"
+            groups.setdefault((cell.row, cell.column, reason), []).append(one)
+    return [_problem(*key, found) for key, found in groups.items()]
+
+
+def _problem(row: str, column: str, reason: str, found: list[CellRun]) -> str:
+    line = f"{row} {column}".rstrip()
+    if not found:
+        return f"{line}: {reason}"
+    if len(found) == 1:
+        return f"{line} seed={found[0].cell.seed}: {reason} (run {found[0].run.run_id})"
+    seeds = ", ".join(str(one.cell.seed) for one in found)
+    return f"{line} seeds {seeds}: {reason} (runs {', '.join(one.run.run_id for one in found)})"
 
 
 def describe_notes(runs: list[CellRun]) -> list[str]:

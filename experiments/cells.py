@@ -79,12 +79,15 @@ def reported_text(reported: Reported, line: Line, key: str, unit: str) -> str:
 def text_rows(table: Table, interval: bool = True) -> tuple[list[str], list[list[tuple[str, str]]]]:
     """(headings, rows of (text, mark)), mark "" | "best" | "noise": what every grid-like output prints."""
     keys = reported_keys(table)
-    headings = [table.row_title, *([table.column_title] if _two(table) else []), "n"]
+    counted = any(n_text(line) != NOTHING for line in table.lines)
+    headings = [table.row_title, *([table.column_title] if _two(table) else []), *(["n"] if counted else [])]
     for column in table.columns:
         headings.append(heading(column))
         if column.key in keys:
             headings.append(f"paper: {column.label}" + SUFFIX.get(column.unit, ""))
-    return headings, [_row(table, line, keys, interval) for line in table.lines] + _apart_rows(table, keys)
+    rows = [_row(table, line, keys, interval) for line in table.lines] + _apart_rows(table, keys)
+    place = 2 if _two(table) else 1
+    return headings, rows if counted else [row[:place] + row[place + 1 :] for row in rows]
 
 
 def _two(table: Table) -> bool:

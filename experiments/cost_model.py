@@ -144,12 +144,21 @@ class CostModel:
         alike = [r for r in self.measured if _place(r.config) == _place(config) and r.status == "complete"]
         if not alike:
             return None
-        share = self.share(config)
-        per_unit = [r.cost["training_seconds"] / (self.share(r.config) * r.config["trainer"]["epochs"]) for r in alike]
+        share = _measured_share(config, alike) or self.share(config)
+        per_unit = [r.cost["training_seconds"] / (r.selection["data_usage"] * r.config["trainer"]["epochs"]) for r in alike]
         training = statistics.median(per_unit) * share * config["trainer"]["epochs"]
         same = [r.cost["selection_seconds"] for r in alike if selector_name(r.config) == selector_name(config)]
         evaluation = statistics.median(r.cost["evaluation_seconds"] for r in alike)
         return training + (statistics.median(same) if same else 0.0) + evaluation
+
+
+def _measured_share(config: Mapping[str, Any], alike: Sequence[RunRecord]) -> float | None:
+    """The share at this ratio if clusters are as unbalanced as in measured runs; None where no such run is known."""
+    if config["selector"]["budget"] != "match_cluster":
+        return None
+    known = [r for r in alike if r.config["selector"]["budget"] == "match_cluster"]
+    balance = [r.selection["data_usage"] / float(r.config["selector"]["ratio"]) for r in known]
+    return float(config["selector"]["ratio"]) * statistics.median(balance) if balance else None
 
 
 def _place(config: Mapping[str, Any]) -> tuple[Any, ...]:

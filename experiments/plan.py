@@ -160,16 +160,28 @@ def combine(plans: Iterable[Plan]) -> PlanSet:
     return PlanSet(marked, {run_id: tuple(ids) for run_id, ids in sorted(owners.items())})
 
 
+def _incomplete(planned: Plan) -> list[str]:
+    """What is not complete; the seeds of one line share an entry when they share the reason."""
+    groups: dict[tuple[str, str, str], list[PlannedCell]] = {}
+    for c in planned.cells:
+        if c.state != "complete":
+            shared = f"; also for {', '.join(c.shared_with)}" if c.shared_with else ""
+            groups.setdefault((*c.cell.line, f"{c.state}, {c.reason}{shared}"), []).append(c)
+    found = []
+    for (row, column, reason), cells in groups.items():
+        seeds = ", ".join(str(c.cell.seed) for c in cells)
+        which = f"seed={seeds}" if len(cells) == 1 else f"seeds {seeds}"
+        found.append(f"[{array_string(c.cell.index for c in cells)}] {' '.join(p for p in (row, column, which) if p)}: {reason}")
+    return found
+
+
 def describe(planned: Plan) -> str:
     """The plan as text: counts, what is missing and why, the array string, the hours."""
     spec = planned.spec
     counts = {state: len(planned.of(state)) for state in ("complete", "missing", "failed", "conflict", NOT_BUILT)}
     parts = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
     lines = [f"{spec.id}: {len(planned.cells)} cells, {len(planned.run_ids)} runs: {parts or 'nothing to run'}"]
-    for c in planned.cells:
-        if c.state != "complete":
-            shared = f"; also for {', '.join(c.shared_with)}" if c.shared_with else ""
-            lines.append(f"  [{c.cell.index}] {c.cell.name}: {c.state}, {c.reason}{shared}")
+    lines += [f"  {text}" for text in _incomplete(planned)]
     for run_id, places in sorted(planned.equal_cells.items(), key=lambda item: item[1]):
         lines.append(f"  warning: cells {', '.join(map(str, places))} are the same run {run_id}; it is run once")
     for c in planned.artifacts_to_make:

@@ -34,7 +34,7 @@ RECORD_VALUES: dict[str, tuple[str, str]] = {
     "steps": ("steps", "count"),
     "tokens": ("tokens", "count"),
     "target_tokens": ("response tokens", "count"),
-    "final_loss": ("last training loss", "nats"),
+    "last_loss": ("last training loss", "nats"),
     "peak_memory_gib": ("peak memory", "GiB"),
 }
 """What `show` may name beside metrics: key -> (heading, unit)."""

@@ -183,7 +183,7 @@ def test_table11_shows_pools_and_benchmarks(tmp_path: Path) -> None:
     line = table.line("Magicoder-OSS-Instruct-75K r=1.00").values
     assert line["pool_statistics.rejected"].mean == 5 and line["data_usage"].mean == pytest.approx(60.0)
     assert "Magicoder-OSS-Instruct-75K: scored by humaneval pass@1 on 40 items, problems aaaa1111" in table.notes
-    assert any("MedInstruct-52K r=1.00 seed=0: missing" in p for p in table.problems)
+    assert any("MedInstruct-52K r=1.00 seeds 0, 1, 2: missing" in p for p in table.problems)
 
 
 def test_table1_counts_passes() -> None:
@@ -210,7 +210,7 @@ def test_notation_comes_from_the_code() -> None:
     with pytest.raises(LookupError, match="documents no parameter nothing"):
         meaning_of("parameter:clusterft.cluster:ClusterSelector:nothing")
     table = make_table(spec_of("table9"), lambda _: ("", config), load_records([]))
-    assert "| N | – | rows of the pool | clusterft.records |" in outputs(table)["table9.md"]
+    assert "| N | rows of the pool | clusterft.records |" in outputs(table)["table9.md"]
 
 
 def test_variance_puts_made_up_and_true_gradients_side_by_side(tmp_path: Path) -> None:
