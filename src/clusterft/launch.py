@@ -40,6 +40,7 @@ from clusterft.distributed import EXIT_PREEMPTED, Preempted
 __all__ = ["EXIT_PREEMPTED", "Preempted", "WorkerError", "run"]
 
 PRELOAD = (
+    "clusterft.forkserver_guard",
     "torch",
     "torch.distributed",
     "transformers.models.llama.modeling_llama",
@@ -64,6 +65,7 @@ class _Report:
     kind: str  # done | error | preempted
     message: str = ""
     details: str = ""
+    killed_by: int | None = None
 
 
 def run(
@@ -119,14 +121,14 @@ def _run_spawned(
             theirs.close()
             children.append(child)
             pipes.append(ours)
-        with _forwarded_signals([child.pid for child in children]):
+        with _forwarded_signals([child.pid for child in children]) as received:
             try:
                 reports = _await(children, pipes)
             finally:
                 _end(children)
                 for pipe in pipes:
                     pipe.close()
-    _judge(reports)
+    _judge(reports, received)
 
 
 @contextmanager
@@ -171,6 +173,8 @@ def _child(
     from clusterft import distributed
 
     threading.Thread(target=_die_with_parent, args=(pipe,), daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     # Forked from the server: nothing of the environment set above is inherited by a server that is already running.
     os.environ.update({"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")})
     code = 1
@@ -243,9 +247,8 @@ def _read_report(rank: int, child: Any, pipe: Any) -> _Report:
     child.join(1.0)
     code = child.exitcode
     if code is not None and code < 0:
-        return _Report(
-            rank, "error", f"killed by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
-        )
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return _Report(rank, "error", f"killed by {signal.Signals(-code).name}{hint}", killed_by=-code)
     return _Report(rank, "error", f"ended with exit code {code} and no word")
 
 
@@ -263,26 +266,36 @@ def _end(children: list[Any]) -> None:
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "DistBackendError", "DistNetworkError")
 
 
-def _judge(reports: list[_Report]) -> None:
-    """Raises for the first bad report; a rank that only lost its connection to a failing peer comes after that peer."""
+def _judge(reports: list[_Report], received: set[int]) -> None:
+    """Raises for the first bad report; a rank that only lost its connection to a failing peer comes after that peer.
+
+    received: signals that this process was sent and passed on. A rank that such a signal ended before it could answer with a
+    checkpoint (still loading, already saving) was stopped, it did not fail.
+    """
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
     errors = [r for r in reports if r.kind == "error"]
+    stopped = [r for r in reports if r.kind == "preempted" or r.killed_by in received]
+    if stopped and received:
+        raise Preempted(stopped[0].message)
     if errors:
         first = min(errors, key=lambda r: any(echo in r.message for echo in _ECHOES))
         named = first.message if f"rank {first.rank}:" in first.message else f"rank {first.rank}: {first.message}"
         raise WorkerError(named, first.details)
-    stopped = [r for r in reports if r.kind == "preempted"]
     if stopped:
         raise Preempted(stopped[0].message)
 
 
 @contextmanager
-def _forwarded_signals(pids: list[int]) -> Iterator[None]:
-    """SIGTERM, SIGUSR1 and SIGINT of the parent reach every rank; only a main thread can catch them."""
+def _forwarded_signals(pids: list[int]) -> Iterator[set[int]]:
+    """SIGTERM, SIGUSR1 and SIGINT of the parent reach every rank; yields those seen. Only a main thread can catch them."""
+    received: set[int] = set()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
 
     def forward(number: int, _frame: Any) -> None:
+        received.add(number)
         for pid in pids:
             try:
                 os.kill(pid, number)
@@ -291,7 +304,7 @@ def _forwarded_signals(pids: list[int]) -> Iterator[None]:
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -311,12 +324,12 @@ def _run_torchrun(entry: str, kwargs: Mapping[str, Any], processes: int, threads
         command += ["-m", "clusterft.launch", entry, str(arguments), "--device", device, "--reports", str(reports)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         child = subprocess.Popen(command, env=environment)
-        with _forwarded_signals([child.pid]):
+        with _forwarded_signals([child.pid]) as received:
             code = child.wait()
         if code == 0:
             return
         found = sorted((json.loads(p.read_text(encoding="utf-8")) for p in reports.glob("*.json")), key=lambda r: r["time"])
-        _judge([_Report(r["rank"], r["kind"], r["message"], r["details"]) for r in found])
+        _judge([_Report(r["rank"], r["kind"], r["message"], r["details"]) for r in found], received)
         if code == EXIT_PREEMPTED:
             raise Preempted("stopped by a signal")
         raise WorkerError(f"torchrun ended with exit code {code} and no rank said why")

@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1 as a wish that the loop reads between steps, instead of a death in the middle of one.
 
-SLURM sends one of them before the time limit or on preemption (some sites send only SIGTERM). A second SIGTERM is not
-swallowed: it ends the process in the usual way.
+SLURM sends one of them before the time limit or on preemption (some sites send only SIGTERM), often to every process of a
+job: the same wish may come twice, once directly and once through the launcher.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ class StopSignals:
         return self
 
     def _note(self, number: int, _frame: Any) -> None:
-        if self.requested is not None and number == signal.SIGTERM:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
         self.requested = number
 
     def __exit__(self, *_: object) -> None:
