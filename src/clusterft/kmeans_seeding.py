@@ -1,4 +1,4 @@
-"""Where K-means starts: several restarts on a small sample of the rows, the best of which is refined on all of them.
+"""Where K-means starts: several restarts race on a small sample of the rows, and the best one is refined on all of them.
 
 In go a surveyed `RowTable` and a seed; out come k centres. The sample is drawn by hashes of the rows' contents and worked on in
 their order, on one thread, so that neither the order of the rows nor the number of threads has a say. Wide rows are projected
@@ -15,6 +15,7 @@ from clusterft.rows import RowTable
 from clusterft.seeding import generator, seed_hash
 
 WIDTH = 64
+EARLY_ITERATIONS, FINALISTS = 6, 3
 SAMPLE_ROWS = 4096
 SAMPLE_ROWS_PER_CLUSTER = 96
 
@@ -29,16 +30,25 @@ def starting_centers(
     with threadpool_limits(1):
         sample = table.block(rows).astype(np.float64)
         narrow = _narrow(sample, seed)
-        best: LloydResult | None = None
         small = RowTable(narrow).survey()
-        for restart in range(n_init):
-            rng = generator(seed, "kmeans++", restart)
-            found = lloyd(small, plus_plus(narrow, k, rng), *scaled, max_iter=max_iter, tolerance=1e-3 if n_init > 1 else 1e-4)
-            if best is None or found.inertia < best.inertia:
-                best = found
+        best = _race(small, narrow, k, scaled, n_init, max_iter, seed)
     if narrow is sample:
         return best.centers
     return np.stack([sample[best.labels == c].mean(0) for c in range(k)])
+
+
+def _race(table: RowTable, points: np.ndarray, k: int, limits, n_init: int, max_iter: int, seed: int) -> LloydResult:
+    """All restarts run a few iterations, the best of them to the end."""
+    early = min(max_iter, EARLY_ITERATIONS)
+    starts = [plus_plus(points, k, generator(seed, "kmeans++", restart)) for restart in range(n_init)]
+    runs = [lloyd(table, start, *limits, max_iter=early, tolerance=1e-3) for start in starts]
+    runs.sort(key=lambda run: run.inertia)
+    left = max_iter - early
+    ended = [
+        run if run.converged or not left else lloyd(table, run.centers, *limits, max_iter=left, tolerance=1e-3)
+        for run in runs[:FINALISTS]
+    ]
+    return min(ended, key=lambda run: run.inertia)
 
 
 def sample_rows(table: RowTable, size: int, seed: int) -> np.ndarray:
