@@ -18,11 +18,13 @@ from transformers import (
     BloomConfig,
     CohereConfig,
     Gemma2Config,
+    Gemma3TextConfig,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from clusterft.batching import plan_batches, row_of_labels, row_of_pair, run_batches
@@ -143,6 +145,15 @@ HEADS = {
         attn_logit_softcapping=2.0,
         attn_implementation="eager",
     ),
+    "gemma3_mixed_layers": Gemma3TextConfig(
+        **GROUPED,
+        head_dim=8,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=8),
     "mistral_window": MistralConfig(**GROUPED, sliding_window=5, attn_implementation="eager"),
     "granite_scaled": GraniteConfig(**GROUPED, logits_scaling=4.0, initializer_range=0.3),
     "cohere_scaled": CohereConfig(**GROUPED, logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2),
