@@ -88,6 +88,17 @@ def test_bit_equal_for_any_thread_count():
     assert out[0].strip() == ours
 
 
+def test_torch_keeps_its_number_of_threads():
+    """numba's own threads would set OpenMP's number for the whole process, and every small operation of torch would wait for
+    them."""
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        SignProjection(3000, 64, seed=1).project(gradients(2, 3000))
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+
+
 def test_a_lower_matmul_precision_set_elsewhere_changes_nothing():
     rows = gradients(4, 3000)
     projection = SignProjection(3000, 64, seed=1)
@@ -157,7 +168,7 @@ def test_refusals():
 MEMORY_SCRIPT = """
 import resource, sys, torch
 from clusterft.projection import SignProjection
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 out = SignProjection(10**7, int(sys.argv[1]), seed=0).project(torch.full((1, 10**7), 1e-3))
 assert out.shape == (1, int(sys.argv[1])) and bool(torch.isfinite(out).all())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2)

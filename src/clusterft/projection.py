@@ -17,17 +17,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
-import numba
 import numpy as np
 import torch
+
+from clusterft.jit import compiled
 
 VERSION = 1
 GRID_BITS = 22  # a row's largest entry becomes an integer of at most this many bits
 PART_BITS = 11  # of the lower part; the upper part then has at most 11 bits as well
 MAX_BLOCK = 1 << (24 - PART_BITS)  # so many 11-bit integers sum exactly in float32
 MAX_FEATURES = 1 << (53 - GRID_BITS)  # so many 22-bit integers sum exactly in float64
+BLOCK_SIGNS = 1 << 21
+SIGNS_A_THREAD = 1 << 19
 BACKENDS = ("numba", "torch")
 
 _ROW_STEP = 0x9E3779B97F4A7C15
@@ -42,7 +48,7 @@ class SignProjection:
     """A projection from p = `n_features` to d = `dim` columns, named by its seed.
 
     backend         numba (CPU) | torch (any device); bit-identical, also with each other
-    block_features  rows of the sign matrix made at a time, at most 8,192; changes memory and speed, never a result
+    block_features  rows of the sign matrix made at a time, at most 8,192, None for about 8 MiB; changes speed, never a result
 
     Raises ValueError for an unknown backend or sizes outside the exact range.
     """
@@ -51,14 +57,14 @@ class SignProjection:
     dim: int
     seed: int
     backend: str = "numba"
-    block_features: int = 2048
+    block_features: int | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"projection backend {self.backend!r} is unknown; known are {', '.join(BACKENDS)}")
         if not 1 <= self.n_features <= MAX_FEATURES or self.dim < 1:
             raise ValueError(f"projection from {self.n_features} to {self.dim} columns; p is 1 ... {MAX_FEATURES}, d >= 1")
-        if not 1 <= self.block_features <= MAX_BLOCK:
+        if self.block_features is not None and not 1 <= self.block_features <= MAX_BLOCK:
             raise ValueError(f"block_features is {self.block_features}; exact sums need 1 ... {MAX_BLOCK}")
 
     @property
@@ -72,8 +78,7 @@ class SignProjection:
         words = -(-self.dim // 64)
         if self.backend == "numba":
             out = np.empty((stop - start, words * 64), dtype=np.float32)
-            with _numba_threads():
-                _fill_signs(np.uint64(_key(self.seed)), start, out, _SIGN_TABLE)
+            _fill_in_threads(np.uint64(_key(self.seed)), start, out)
             return torch.from_numpy(out)[:, : self.dim]
         return _torch_signs(_key(self.seed), start, stop, words, device)[:, : self.dim]
 
@@ -96,8 +101,9 @@ class SignProjection:
         return torch.where(finite[:, None], scaled, torch.nan).float()
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        for start in range(0, self.n_features, self.block_features):
-            yield start, min(start + self.block_features, self.n_features)
+        step = self.block_features or max(64, min(MAX_BLOCK, BLOCK_SIGNS // self.dim))
+        for start in range(0, self.n_features, step):
+            yield start, min(start + step, self.n_features)
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -142,37 +148,42 @@ class _full_float32:
         torch.set_float32_matmul_precision(self.before)
 
 
-class _numba_threads:
-    """Gives numba as many threads as torch has, so that processes which share a machine do not fight."""
-
-    def __enter__(self) -> None:
-        self.before = numba.get_num_threads()
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-
-    def __exit__(self, *_: object) -> None:
-        numba.set_num_threads(self.before)
-
-
 def _key(seed: int) -> int:
     """64 bits from the seed, so that neighbouring seeds share nothing."""
     return int.from_bytes(hashlib.sha256(f"sign-projection:{seed}".encode()).digest()[:8], "little")
 
 
-@numba.njit(cache=True, inline="always")
-def _mix(x: np.uint64) -> np.uint64:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
-    return x ^ (x >> np.uint64(31))
+def _fill_in_threads(key: np.uint64, start: int, out: np.ndarray) -> None:
+    """Fills runs of rows in as many threads as torch has. Not by numba's own threads: their OpenMP layer would change torch's
+    number."""
+    threads = max(1, min(torch.get_num_threads(), out.size // SIGNS_A_THREAD))
+    edges = [len(out) * i // threads for i in range(threads + 1)]
+    others = [_threads().submit(_fill_signs, key, start + a, out[a:b], _SIGN_TABLE) for a, b in pairwise(edges[1:])]
+    _fill_signs(key, start, out[: edges[1]], _SIGN_TABLE)
+    for other in others:
+        other.result()
 
 
-@numba.njit(cache=True, parallel=True, nogil=True)
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="signs")
+
+
+@compiled
 def _fill_signs(key: np.uint64, start: int, out: np.ndarray, table: np.ndarray) -> None:
+    """out (c, 64 w) float32. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014), applied to the row, then the
+    word."""
     words = out.shape[1] // 64
-    for row in numba.prange(out.shape[0]):
-        base = _mix(key + np.uint64(start + row) * np.uint64(_ROW_STEP))
+    for row in range(out.shape[0]):
+        base = key + np.uint64(start + row) * np.uint64(_ROW_STEP)
+        base = (base ^ (base >> np.uint64(30))) * np.uint64(_MIX_1)
+        base = (base ^ (base >> np.uint64(27))) * np.uint64(_MIX_2)
+        base = base ^ (base >> np.uint64(31))
         for word in range(words):
-            bits = _mix(base + np.uint64(word) * np.uint64(_WORD_STEP))
+            bits = base + np.uint64(word) * np.uint64(_WORD_STEP)
+            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_MIX_1)
+            bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_MIX_2)
+            bits = bits ^ (bits >> np.uint64(31))
             for byte in range(8):
                 at = (bits >> np.uint64(8 * byte)) & np.uint64(255)
                 for k in range(8):
