@@ -10,6 +10,7 @@ import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from omegaconf import DictConfig, OmegaConf
 from clusterft import launch
 from clusterft.cluster import ClusterSelector
 from clusterft.config import load_frozen
-from clusterft.data import load_pool
+from clusterft.data import group_of, load_pool
 from clusterft.distributed import Dist, single_process
 from clusterft.exact import floor_product
 from clusterft.features import FeatureContext, FeatureStore, compute
 from clusterft.interfaces import EvalContext, Feature, FeatureSpec, Selector
 from clusterft.kmeans import check_feasible
 from clusterft.models import load_model, load_tokenizer
-from clusterft.prompting import encode_pool
+from clusterft.prompting import encode_pool, row_lengths
 from clusterft.records import Cost, Encoded, Metric, Pool, Selection
 from clusterft.seeding import generator, seed_hash
 from clusterft.selection_io import read_selection, write_selection
@@ -51,12 +52,13 @@ class Prepared:
 
 def prepare(cfg: DictConfig) -> Prepared:
     """Loads, templates and tokenises. The same code for every selector, the trainer and the held-out loss."""
-    pools = load_pool(cfg.data, assets_dir=places(cfg)["cache_dir"])
     tokenizer = load_tokenizer(cfg.model, **places(cfg))
+    count = partial(row_lengths, tokenizer=tokenizer, template=cfg.data.template)
+    pools = load_pool(cfg.data, assets_dir=places(cfg)["cache_dir"], count_tokens=count)
     limits = {"max_row_tokens": cfg.data.max_row_tokens}
     pool, encoded = encode_pool(pools.train, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
-    groups = tuple(str(e.meta[cfg.data.group_field]) if cfg.data.group_field else "all" for e in heldout_pool.examples)
+    groups = tuple(group_of(e, cfg.data.group_field) for e in heldout_pool.examples)
     return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool)
 
 
