@@ -45,7 +45,7 @@ TRAINING = {
     "schedule": "linear",
     "warmup_ratio": 0.03,
     "weight_decay": 0.0,
-    "precision": "weights",
+    "precision": "float32",
     "seed": 42,
 }
 GRADIENTS = {
@@ -248,7 +248,7 @@ def test_warm_up_rows_are_a_prefix_of_one_permutation():
 
 def test_a_training_without_a_learning_rate_is_refused():
     context = tiny_context(2)
-    recipe = Recipe(**{**TRAINING, "epochs": 1, "batch_rows": 2, "precision": "float32"})
+    recipe = Recipe(**{**TRAINING, "epochs": 1, "batch_rows": 2})
     with pytest.raises(ValueError, match="learning rate 0"):
         train_rows(context.load_model(), context.encoded, recipe, dist=context.dist, token_budget=512)
 
@@ -258,7 +258,7 @@ def test_gradient_of_a_step_is_that_of_the_whole_batch():
     moments = []
     for budget in (100, 10_000):
         context = tiny_context(6)
-        recipe = Recipe(**{**TRAINING, "epochs": 1, "batch_rows": 6, "warmup_ratio": 0.0, "precision": "float32"})
+        recipe = Recipe(**{**TRAINING, "epochs": 1, "batch_rows": 6, "warmup_ratio": 0.0})
         seen = {}
         model = context.load_model()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from tiny_feature_context import TINY, tiny_context
 
 from baselines.s2l import S2LSelector, draw_paper, draw_released, fill_gaps, share_evenly
@@ -134,8 +135,11 @@ TRAINING = {
 }
 
 
+PROXY = {**OmegaConf.to_container(TINY), "shape": {**OmegaConf.to_container(TINY.shape), "hidden_size": 16}}
+
+
 def selector(**proxy):
-    settings = {"model": dict(TINY), "template": "alpaca", "max_length": 512, "points": 4, "training": TRAINING}
+    settings = {"model": PROXY, "template": "alpaca", "max_length": 512, "points": 4, "training": TRAINING}
     return S2LSelector(clusters=5, rule="paper", n_init=2, proxy={**settings, **proxy})
 
 
@@ -164,8 +168,10 @@ def test_a_permuted_pool_has_the_same_trajectories(tmp_path):
 def test_without_a_proxy_of_its_own_the_runs_model_is_copied(tmp_path):
     context = tiny_context(8)
     before = {k: v.clone() for k, v in context.load_model().state_dict().items()}
-    feature = trajectories(tmp_path, context, model=None, points=2)
+    feature = trajectories(tmp_path / "a", context, model=None, points=2)
+    named = trajectories(tmp_path / "b", context, model=OmegaConf.to_container(TINY), points=2, max_length=9)
     assert feature.rows.shape == (8, 4)
+    np.testing.assert_array_equal(named.rows, feature.rows)
     assert all((v == before[k]).all() for k, v in context.load_model().state_dict().items())
 
 
@@ -198,7 +204,7 @@ def test_an_interrupted_training_goes_on_to_the_same_trajectories(tmp_path, monk
 
 def test_a_gguf_proxy_is_refused(tmp_path):
     with pytest.raises(ValueError, match="GGUF"):
-        trajectories(tmp_path, tiny_context(4), model={**dict(TINY), "source": "gguf"})
+        trajectories(tmp_path, tiny_context(4), model={**PROXY, "source": "gguf"})
 
 
 def test_an_unknown_rule_is_named():

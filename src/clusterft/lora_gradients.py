@@ -32,7 +32,7 @@ from clusterft.lora_model import AdapterCheckpoint, LoraParams, load_checkpoint,
 from clusterft.per_sample_gradients import ADAM_VARIANTS, GradientPass, adam_feature
 from clusterft.progress import PassProgress
 from clusterft.projection import SignProjection, unit_rows
-from clusterft.proxy import with_precision
+from clusterft.proxy_pass import with_precision
 from clusterft.records import Encoded
 from clusterft.row_losses import count, without_eos
 from clusterft.seeding import generator
@@ -49,7 +49,7 @@ class LessParams:
     warmup_fraction  share of the pool that the warm-up trains on (released: 0.05), a prefix of a permutation of its ids
     training         `warmup.Recipe`: one checkpoint an epoch
     lora             `lora_model.LoraParams`
-    precision        float32 | bfloat16, of the frozen weights and the activations
+    precision        of the frozen weights and the activations (`proxy_pass.PRECISIONS`); adapters are float32
     adam_variant     official | paper | none, see `adam_feature`; validation rows always have the plain gradient
     dim              columns of the projection
     projection_seed  names the signs
@@ -108,9 +108,11 @@ def extract_lora_gradients(context: FeatureContext, spec: FeatureSpec, writer: R
     params = LessParams(**spec.params)
     check_validation(context)
     assert context.work_dir is not None
-    with lora_on(with_precision(context.load_model(), params.precision), LoraParams(**params.lora)) as model:
+    autocast = params.precision == "bf16_autocast"
+    base = with_precision(context.load_model(), "float32" if autocast else params.precision)
+    with lora_on(base, LoraParams(**params.lora)) as model:
         checkpoints = _checkpoints(model, context, params, writer)
-        ready = GradientPass(model)
+        ready = GradientPass(model, autocast=autocast)
         projection = SignProjection(
             ready.n_features, params.dim, params.projection_seed, backend="numba" if ready.device.type == "cpu" else "torch"
         )

@@ -31,8 +31,8 @@ class GradientPass(LossPass):
     Raises ValueError naming a trainable tensor that is not the weight of a linear layer.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, *, layout: str = "packed", autocast: bool = False) -> None:
+        super().__init__(model, layout=layout, autocast=autocast)
         self.named = adapter_parameters(model)
         self.n_features = sum(p.numel() for p in self.named.values())
         owners = {id(p): module for module in model.modules() for p in module.parameters(recurse=False)}

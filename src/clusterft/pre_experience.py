@@ -24,7 +24,6 @@ import torch
 from clusterft.batching import TokenRow, plan_batches, row_of_labels
 from clusterft.feature_context import FeatureContext
 from clusterft.feature_writer import RowWriter
-from clusterft.proxy import with_precision
 from clusterft.records import IGNORE_INDEX, Encoded
 from clusterft.row_losses import LossPass
 from clusterft.warmup import Recipe, train_rows
@@ -33,7 +32,7 @@ from clusterft.warmup import Recipe, train_rows
 @dataclass(frozen=True)
 class PreExperience:
     """Settings, with the released script's values: 100 clusters, 10 rows of each, perplexity within the 25th ... 75th percentile,
-    one epoch at 2e-5, cosine, warm-up 0.03. `precision` is the training's."""
+    one epoch at 2e-5, cosine, warm-up 0.03. `precision` is that of both (`proxy_pass.PRECISIONS`)."""
 
     clusters: int
     per_cluster: int
@@ -97,7 +96,7 @@ def experienced_model(context: FeatureContext, settings: PreExperience, writer: 
     rows = [instruction_row(e) for e in context.encoded]
     usable = [i for i, (r, e) in enumerate(zip(rows, context.encoded, strict=True)) if len(r) and e.n_target]
     lengths = [len(rows[i]) for i in usable]
-    ready = InstructionPass(with_precision(model, "float32"))
+    ready = InstructionPass.of(model, settings.precision)
     states = np.empty((len(usable), ready.head.weight.shape[1] + 1), np.float32)
     for batch in plan_batches(lengths, [context.pool.ids[i] for i in usable], context.token_budget):
         states[batch] = ready.rows([rows[usable[i]] for i in batch])

@@ -11,7 +11,7 @@ The forward machinery is that of the gradient-proxy pass: nothing is padded, log
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from clusterft.feature_context import DistLike, FeatureContext
 from clusterft.feature_writer import RowWriter
 from clusterft.interfaces import FeatureSpec
 from clusterft.progress import PassProgress
-from clusterft.proxy import ProxyPass, with_precision
+from clusterft.proxy_pass import ProxyPass, with_precision
 from clusterft.records import IGNORE_INDEX, Encoded
 
 CHUNK_TARGETS = 1024
@@ -42,7 +42,20 @@ def without_eos(encoded: Encoded, eos: int) -> Encoded:
 
 
 class LossPass(ProxyPass):
-    """A model made ready for losses: head understood, packing proved, in evaluation mode (no dropout)."""
+    """A model made ready for losses: head understood, packing proved, in evaluation mode (no dropout).
+
+    autocast  matrix products in bfloat16, weights as they are; the head stays the model's own, so that training can move it
+    """
+
+    def __init__(self, model: Any, *, layout: str = "packed", autocast: bool = False) -> None:
+        super().__init__(model, layout=layout)
+        self.autocast = autocast
+
+    @classmethod
+    def of(cls, model: Any, precision: str) -> Self:
+        """For a precision by name (`proxy_pass.PRECISIONS`). Raises ValueError for another one, or float32 from other weights."""
+        autocast = precision == "bf16_autocast"
+        return cls(with_precision(model, "float32" if autocast else precision), autocast=autocast)
 
     def losses(self, batch: Sequence[TokenRow]) -> Tensor:
         """(b,) float32 mean loss of each row, differentiable; every row must have a response token."""
@@ -62,7 +75,9 @@ class LossPass(ProxyPass):
         return self._nll(hidden, targets)
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.head.logits(hidden).float(), targets, reduction="none")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            logits = self.head.logits(hidden)
+        return F.cross_entropy(logits.float(), targets, reduction="none")
 
     @torch.inference_mode()
     def rows(self, batch: Sequence[TokenRow]) -> np.ndarray:
@@ -90,7 +105,7 @@ def mean_losses(
     mine = plan_batches(lengths, keys, token_budget)[dist.rank :: dist.world]
     out = np.full(len(rows), np.nan, np.float32)
     if mine:
-        ready = LossPass(with_precision(model, precision))
+        ready = LossPass.of(model, precision)
 
         def step(batch: list[int]) -> None:
             out[batch] = ready.rows([rows[i] for i in batch])[:, 0]
@@ -116,7 +131,7 @@ def _merged(values: np.ndarray, mine: list[int], dist: DistLike) -> np.ndarray:
 def extract_response_losses(context: FeatureContext, spec: FeatureSpec, writer: RowWriter) -> None:
     """Extractor: rows (n, 2) float32, mean response loss and response tokens; (0, 0) for a row without a response token.
 
-    Params: precision (float32 | bfloat16). Sharded over ranks by whole batches, resumable.
+    Params: precision (`proxy_pass.PRECISIONS`). Sharded over ranks by whole batches, resumable.
     """
     rows = [row_of_encoded(e) for e in context.encoded]
 
@@ -151,7 +166,7 @@ def write_by_batch(
         writer.put(nothing, empty[nothing])
     if not mine:
         return
-    ready = LossPass(with_precision(context.load_model() if model is None else model, precision))
+    ready = LossPass.of(context.load_model() if model is None else model, precision)
     shown = context.progress and context.dist.rank == 0
     with PassProgress(spec.name, sum(map(len, mine)), sum(lengths[i] for b in mine for i in b), shown=shown) as bar:
 

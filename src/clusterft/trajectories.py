@@ -36,12 +36,15 @@ from clusterft.warmup import Recipe, train_rows
 
 log = logging.getLogger(__name__)
 
+_WEIGHTS = ("source", "path", "revision", "gguf_file", "sha256", "architecture", "weights_dtype", "shape")
+
 
 @dataclass(frozen=True)
 class TrajectoryParams:
     """Parameters of the extractor.
 
-    model       the proxy as a model configuration (conf/model), or None for a copy of the run's own model with its tokens
+    model       the proxy as a model configuration (conf/model), or None for a copy of the run's own model with its tokens,
+                which is also what a configuration of the same weights gets
     template    prompt format of the proxy's rows (released: alpaca); unused without `model`
     max_length  tokens at which the proxy's rows are cut (released: 512); unused without `model`
     points      moments at which losses are taken, the last one after the last update
@@ -70,14 +73,19 @@ def proxy_rows(context: FeatureContext, params: TrajectoryParams) -> tuple[Any, 
 
     Raises ValueError for a GGUF proxy: only the run's own model may be one.
     """
-    if params.model is None:
+    if params.model is None or _is_the_runs(params.model, context):
         return copy.deepcopy(context.load_model()), list(context.encoded)
     if params.model["source"] == "gguf":
-        raise ValueError(f"S2L: the proxy model {params.model['name']} is a GGUF file; use model: null for the run's own model")
+        raise ValueError(f"S2L: the proxy model {params.model['name']} is a GGUF file; only the run's own model may be one")
     cfg = OmegaConf.create(dict(params.model))
     tokenizer = load_tokenizer(cfg)
     encoded = [encode_example(e, tokenizer, params.template, params.max_length) for e in context.pool.examples]
     return load_model(cfg, device=str(context.dist.device)), encoded
+
+
+def _is_the_runs(model: Mapping[str, Any], context: FeatureContext) -> bool:
+    """Whether both configurations name the same weights, so that the run's loaded model can serve."""
+    return all(model[name] == getattr(context.model_cfg, name) for name in _WEIGHTS)
 
 
 def extract_trajectories(context: FeatureContext, spec: FeatureSpec, writer: RowWriter) -> None:
@@ -104,7 +112,7 @@ def extract_trajectories(context: FeatureContext, spec: FeatureSpec, writer: Row
                 [rows[i] for i in places],
                 [context.pool.ids[i] for i in places],
                 token_budget=context.token_budget,
-                precision="float32",
+                precision=recipe.precision,
                 dist=context.dist,
             )
             if context.dist.rank == 0:

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from clusterft.batching import TokenRow, plan_batches, row_of_encoded
 from clusterft.feature_context import DistLike
 from clusterft.optim import build_optimizer, learning_rate
+from clusterft.proxy_pass import PRECISIONS
 from clusterft.records import Encoded
 from clusterft.row_losses import LossPass
 from clusterft.seeding import generator, seed_hash
-
-PRECISIONS = ("float32", "bf16_autocast", "weights")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Recipe:
 
     batch_rows    rows an update, over all ranks
     warmup_ratio  share of the updates with a rising learning rate; rounded up
-    precision     float32 | bf16_autocast: float32 weights, computed so; weights: in the dtype that the model has
+    precision     float32 | bf16_autocast: float32 weights; bf16 (= bfloat16): weights and products in bfloat16
 
     The loss is the mean over a step's rows of each row's mean over its response tokens.
     """
@@ -92,14 +91,15 @@ def train_rows(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = build_optimizer("adamw", parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     rates = recipe.rates(len(rows))
-    if recipe.precision != "weights" and model.dtype != torch.float32:
-        raise ValueError(f"training in {recipe.precision} needs float32 weights, the model has {model.dtype}; load it as float32")
+    wanted = torch.bfloat16 if recipe.precision in ("bf16", "bfloat16") else torch.float32
+    if model.dtype != wanted:
+        raise ValueError(f"training in {recipe.precision} needs weights in {wanted}, the model has {model.dtype}; load it so")
     if not any(rates):
         raise ValueError(
             f"{len(rows)} rows make {len(rates)} updates, all of them warm-up at learning rate 0; "
             f"lower batch_rows, now {recipe.batch_rows}"
         )
-    ready = LossPass(model)
+    ready = LossPass(model, autocast=recipe.precision == "bf16_autocast")
     model.train()
     start = _resume(state_file, parameters, optimizer)
     losses = []
@@ -146,7 +146,7 @@ def _accumulate(
         if first + dist.rank < len(plan):
             seed = seed_hash(recipe.seed, "warmup-dropout", step, first + dist.rank)
             chosen = [rows[i] for i in plan[first + dist.rank]]
-            mine = _gradients(ready, chosen, len(batch), parameters, recipe.precision, seed)
+            mine = _gradients(ready, chosen, len(batch), parameters, seed)
         for owner in range(min(dist.world, len(plan) - first)):
             loss, *gradients = _from_rank(owner, mine, parameters, dist)
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -156,14 +156,13 @@ def _accumulate(
 
 
 def _gradients(
-    ready: LossPass, rows: Sequence[TokenRow], n_step: int, parameters: Sequence[nn.Parameter], precision: str, seed: int
+    ready: LossPass, rows: Sequence[TokenRow], n_step: int, parameters: Sequence[nn.Parameter], seed: int
 ) -> list[Tensor]:
     """[this micro-batch's part of the loss, its gradient for every parameter]. Dropout depends on `seed` and nothing else."""
     device = ready.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16_autocast"):
-            loss = ready.losses(rows).sum() / n_step
+        loss = ready.losses(rows).sum() / n_step
         gradients = torch.autograd.grad(loss, parameters)
     return [loss.detach(), *gradients]
 
