@@ -215,24 +215,22 @@ def _judged(row: Row, contradicted: bool) -> Row:
     return replace(row, verdict=row.seed_verdict, basis="nothing")
 
 
-def _scaled(d: Difference, scale: float) -> Difference:
-    return Difference(d.n, d.mean * scale, d.low * scale, d.high * scale, d.stderr * scale, d.confidence)
-
-
 def _by_problem(
     context: _Context, key: tuple[str, str], fraction: bool, scale: float, sign: float
 ) -> tuple[Difference | None, McNemar | None]:
     seeds = sorted(set(context.scores(key, context.a)) & set(context.scores(key, context.b)))
     a, b = context.outcomes(key, context.a, seeds), context.outcomes(key, context.b, seeds)
-    if a is None or b is None:
+    if a is None or b is None or len(a) < MIN_SEEDS:
         return None, None
     if a.keys() != b.keys():
         raise ValueError(f"{'/'.join(key)}: {len(a.keys() ^ b.keys())} problems were answered by one side only; evaluate again")
     x, y = np.array([a[p] for p in a]), np.array([b[p] for p in a])
     rng = generator(0, "compare", *key)
-    found = paired_bootstrap(sign * x, sign * y, rng, resamples=RESAMPLES, **({} if fraction else {"pseudo": 0.0}))
+    found = paired_bootstrap(
+        sign * x, sign * y, rng, resamples=RESAMPLES, **({} if fraction else {"pseudo": 0.0, "expand": True})
+    )
     binary = len(seeds) == 1 and bool(np.isin([x, y], (0, 1)).all())
-    return _scaled(found, scale), mcnemar_exact(x, y) if binary else None
+    return found.scaled(scale), mcnemar_exact(x, y) if binary else None
 
 
 def _averages(context: _Context, rows: Sequence[Row]) -> list[Row]:
@@ -285,4 +283,4 @@ def _average_by_problem(context: _Context, keys: Sequence[tuple[str, str]], seed
         y += [b[p] for p in a]
         strata += [key[0]] * len(a)
     found = paired_bootstrap(np.array(x), np.array(y), generator(0, "compare", "average"), strata, resamples=RESAMPLES)
-    return _scaled(found, 100.0)
+    return found.scaled(100.0)

@@ -3,27 +3,23 @@
     scores over seeds        ► summarise, paired_by_seed       mean, sample deviation (ddof 1), Student t interval
     outcomes over problems   ► paired_bootstrap, mcnemar_exact difference of two models on the same problems
     several tasks            ► iqm, iqm_interval, iqm_difference   interquartile mean, bootstrap stratified by task
-    an open question         ► seeds_to_settle, problems_to_settle how much more would decide it
 
 In go plain floats and arrays, out come small frozen records. No torch, no disk, no configuration; randomness is an argument
-(`clusterft.seeding.generator`). Values that are not finite are refused: whoever calls has to flag them first. The verdict that is
-built on these numbers lives in `eval.verdict`. Axis letters: s seeds, n problems, j tasks.
+(`clusterft.seeding.generator`). Values that are not finite are refused: whoever calls has to flag them first. Built on this are
+`eval.power` (how much more would decide it) and `eval.verdict`. Axis letters: s seeds, n problems, j tasks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
 MIN_SEEDS = 3
 """Fewer seeds than this give no interval and no verdict."""
-
-SETTLE_LIMIT = 10_000
-"""`seeds_to_settle` and `problems_to_settle` give None beyond this many seeds, or this many times the problems at hand."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +36,44 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Stratum:
+    """What one task contributes to the variance: its weight, its n problems, their squared deviations, and the imaginary ones."""
+
+    weight: float
+    n: int
+    squares: float
+    pseudo: float = 0.0
+    pseudo_squares: float = 0.0
+
+    def variance(self, factor: float = 1.0) -> float:
+        """Variance of weight times the mean, if there were `factor` times as many problems of the same kind."""
+        n = factor * self.n
+        return self.weight**2 * (factor * self.squares + self.pseudo_squares) / (n + 2 * self.pseudo) / n
+
+
+@dataclass(frozen=True)
 class Difference:
-    """Candidate minus reference over n shared problems, with a bootstrap interval and the standard error behind it."""
+    """Candidate minus reference over n shared problems, with a bootstrap interval and the strata behind its standard error."""
 
     n: int
     mean: float
     low: float
     high: float
-    stderr: float
+    strata: tuple[Stratum, ...]
     confidence: float = 0.95
+    scale: float = 1.0
+
+    @property
+    def stderr(self) -> float:
+        return self.stderr_at(1.0)
+
+    def stderr_at(self, factor: float) -> float:
+        """Standard error if there were `factor` times as many problems of the same kind."""
+        return self.scale * math.sqrt(sum(s.variance(factor) for s in self.strata))
+
+    def scaled(self, by: float) -> Difference:
+        """The same in another unit, for example points instead of fractions."""
+        return replace(self, mean=self.mean * by, low=self.low * by, high=self.high * by, scale=self.scale * by)
 
 
 @dataclass(frozen=True)
@@ -135,10 +160,10 @@ def _by_stratum(difference: np.ndarray, strata: Sequence[str] | None, average: s
     return [(1 / len(parts) if average == "macro" else len(p) / len(difference), p) for p in parts]
 
 
-def _stratum_variance(part: np.ndarray, pseudo: float) -> float:
-    """Variance of one problem's difference when `pseudo` imaginary wins and as many losses are added."""
-    centre = part.mean()
-    return float((((part - centre) ** 2).sum() + pseudo * ((1 - centre) ** 2 + (1 + centre) ** 2)) / (len(part) + 2 * pseudo))
+def _stratum(weight: float, part: np.ndarray, pseudo: float) -> Stratum:
+    centre = float(part.mean())
+    squares = float(((part - centre) ** 2).sum())
+    return Stratum(weight, len(part), squares, pseudo, pseudo * ((1 - centre) ** 2 + (1 + centre) ** 2))
 
 
 def _resampled_means(part: np.ndarray, pseudo: float, resamples: int, rng: np.random.Generator) -> np.ndarray:
@@ -166,6 +191,7 @@ def paired_bootstrap(
     resamples: int = 10_000,
     confidence: float = 0.95,
     pseudo: float = 1.5,
+    expand: bool = False,
 ) -> Difference:
     """Percentile bootstrap over problems of the mean difference between two models on the same n problems.
 
@@ -176,6 +202,7 @@ def paired_bootstrap(
                           blind where two models hardly ever differ (no discordant problem: an interval of width 0, so a
                           false "no worse"); the default keeps that error below 5 % (benchmarks/verdict_simulation.py).
                           Use 0 for values that are not outcomes in [0, 1], such as losses.
+    expand                widens the percentiles as a t interval would be (Hesterberg 2015): for a few problems without pseudo
 
     Raises ValueError if lengths differ or values are not finite.
     """
@@ -186,10 +213,20 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap: outcomes outside [0, 1]; pass pseudo=0 for losses")
     parts = _by_stratum(a - b, strata, average)
     draws = np.sum([w * _resampled_means(p, pseudo, resamples, rng) for w, p in parts], axis=0)
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    variance = sum(w * w * _stratum_variance(p, pseudo) / len(p) for w, p in parts)
+    low, high = np.quantile(draws, _levels(len(a), confidence, expand))
     mean = float(sum(w * p.mean() for w, p in parts))
-    return Difference(len(a), mean, float(low), float(high), math.sqrt(variance), confidence)
+    strata = tuple(_stratum(w, p, pseudo) for w, p in parts)
+    return Difference(len(a), mean, float(low), float(high), strata, confidence)
+
+
+def _levels(n: int, confidence: float, expand: bool) -> tuple[float, float]:
+    """Lower and upper percentile; expanded ones let the bootstrap of n values cover as a t interval does."""
+    if not expand:
+        return (1 - confidence) / 2, (1 + confidence) / 2
+    if n < MIN_SEEDS:
+        raise ValueError(f"paired_bootstrap: {n} problems give no interval; at least {MIN_SEEDS} are needed")
+    low = float(stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf((1 + confidence) / 2, n - 1)))
+    return low, 1 - low
 
 
 def iqm(scores: Sequence[float] | np.ndarray) -> float:
@@ -232,47 +269,3 @@ def iqm_difference(
     draws = _trimmed(a[pick, columns]) - _trimmed(b[pick, columns])
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return iqm(a) - iqm(b), float(low), float(high)
-
-
-def t_power(distance: float, sd: float, n: int, confidence: float = 0.95) -> float:
-    """Chance that a two-sided t interval of n paired differences lies wholly on its own side of a point `distance` away.
-
-    Noncentral t, one tail, level (1 - confidence) / 2: the power of the non-inferiority test.
-    """
-    shift = distance / sd * math.sqrt(n)
-    if shift > 40:  # scipy's noncentral t loses its tail there; the power is 1 to machine precision
-        return 1.0
-    return float(stats.nct.sf(stats.t.ppf((1 + confidence) / 2, n - 1), n - 1, shift))
-
-
-def seeds_to_settle(mean: float, sd: float | None, margin: float, power: float = 0.8, confidence: float = 0.95) -> int | None:
-    """Smallest number of paired seeds at which the verdict falls with chance `power`, if mean and sd are as seen so far.
-
-    mean, sd and margin in the same unit, mean = candidate minus reference. None: no sd known, a mean exactly at the margin, or
-    more than SETTLE_LIMIT.
-    """
-    distance = abs(mean + margin)
-    if not sd or distance == 0:
-        return None
-    low, high = MIN_SEEDS - 1, MIN_SEEDS
-    while t_power(distance, sd, high, confidence) < power:
-        low, high = high, high * 2
-        if low >= SETTLE_LIMIT:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if t_power(distance, sd, middle, confidence) < power:
-            low = middle
-        else:
-            high = middle
-    return high if high <= SETTLE_LIMIT else None
-
-
-def problems_to_settle(difference: Difference, margin: float, power: float = 0.8) -> int | None:
-    """Number of problems (same mix of tasks) at which the verdict falls with chance `power`; normal approximation."""
-    distance = abs(difference.mean + margin)
-    if distance == 0 or difference.stderr == 0:
-        return None
-    z = stats.norm.ppf((1 + difference.confidence) / 2) + stats.norm.ppf(power)
-    factor = (z * difference.stderr / distance) ** 2
-    return math.ceil(factor * difference.n) if factor <= SETTLE_LIMIT else None

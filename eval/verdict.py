@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.statistics import Difference, Summary, problems_to_settle, seeds_to_settle
+from eval.power import problems_to_settle, seeds_to_settle
+from eval.statistics import Difference, Summary
 
 NO_WORSE = "no worse"
 WORSE = "worse"

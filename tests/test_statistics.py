@@ -17,6 +17,7 @@ from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import DescrStatsW
 
 from clusterft.seeding import generator
+from eval import power
 from eval import statistics as st
 from eval.seed_table import lost_nothing_table
 from eval.settle import Observation, read_results_csv, settle
@@ -177,21 +178,40 @@ def test_iqm_interval_is_stratified_by_task():
 
 def test_power_agrees_with_statsmodels():
     twin = TTestPower().power(effect_size=0.7, nobs=12, alpha=0.025, alternative="larger")
-    assert st.t_power(0.7, 1.0, 12) == pytest.approx(twin, abs=1e-6)
+    assert power.t_power(0.7, 1.0, 12) == pytest.approx(twin, abs=1e-6)
     for mean, sd in ((0.1, 1.0), (-0.5, 1.2), (-1.6, 0.9)):
         exact = TTestPower().solve_power(effect_size=abs(mean + 1) / sd, alpha=0.025, power=0.8, alternative="larger")
-        assert st.seeds_to_settle(mean, sd, 1.0) == math.ceil(exact)
+        assert power.seeds_to_settle(mean, sd, 1.0) == math.ceil(exact)
 
 
 def test_nothing_settles_a_difference_at_the_margin():
-    assert st.seeds_to_settle(-1.0, 1.0, 1.0) is None
-    assert st.seeds_to_settle(-0.999, 1.0, 1.0) is None  # more than ten thousand seeds
-    assert st.seeds_to_settle(0.0, None, 1.0) is None
+    assert power.seeds_to_settle(-1.0, 1.0, 1.0) is None
+    assert power.seeds_to_settle(-0.999, 1.0, 1.0) is None  # more than ten thousand seeds
+    assert power.seeds_to_settle(0.0, None, 1.0) is None
 
 
 def test_problems_to_settle_by_hand():
-    d = st.Difference(n=100, mean=0.0, low=-0.05, high=0.05, stderr=0.02)
-    assert st.problems_to_settle(d, 0.01) == math.ceil(100 * ((1.959964 + 0.841621) * 2) ** 2)
+    d = st.Difference(100, 0.0, -0.05, 0.05, (st.Stratum(1.0, 100, squares=0.02**2 * 100**2),))
+    assert d.stderr == pytest.approx(0.02)
+    assert power.problems_to_settle(d, 0.01) == math.ceil(100 * ((1.959964 + 0.841621) * 2) ** 2)
+
+
+def test_problems_to_settle_without_discordant_problems_is_what_the_bootstrap_needs():
+    """Imaginary outcomes do not grow with the benchmark: a few hundred equal answers settle it, as the bootstrap itself says."""
+    same = np.ones(20)
+    needed = power.problems_to_settle(st.paired_bootstrap(same, same, generator(0, "t")), 0.01)
+    assert 400 < needed < 600
+    assert st.paired_bootstrap(np.ones(needed), np.ones(needed), generator(0, "t")).low > -0.01
+
+
+def test_expanded_bootstrap_covers_like_a_t_interval_on_few_values():
+    rng, covered = generator(0, "few"), 0
+    for draw in rng.normal(0, 1, (600, 8)):
+        d = st.paired_bootstrap(draw, np.zeros(8), rng, pseudo=0, expand=True, resamples=1000)
+        covered += d.low <= 0 <= d.high
+    assert 0.92 <= covered / 600 <= 0.98
+    with pytest.raises(ValueError, match="2 problems give no interval"):
+        st.paired_bootstrap([1.0, 2.0], [0.0, 0.0], rng, pseudo=0, expand=True)
 
 
 # -- verdict
@@ -222,9 +242,9 @@ def test_a_margin_of_nothing_is_refused():
 
 def test_open_verdicts_name_what_would_settle_them():
     v = judge_seeds(st.summarise([0.9, -1.2, 0.6]), 1.0)
-    assert v.kind == CANNOT_TELL and v.needed == st.seeds_to_settle(0.1, float(np.std([0.9, -1.2, 0.6], ddof=1)), 1.0) > 3
+    assert v.kind == CANNOT_TELL and v.needed == power.seeds_to_settle(0.1, float(np.std([0.9, -1.2, 0.6], ddof=1)), 1.0) > 3
     assert f"about {v.needed} seeds would settle it" in v.text("full")
-    p = judge_problems(st.Difference(164, 0.0, -0.03, 0.03, 0.015), 0.01)
+    p = judge_problems(st.Difference(164, 0.0, -0.03, 0.03, (st.Stratum(1.0, 164, 0.015**2 * 164**2),)), 0.01)
     assert p.kind == CANNOT_TELL and p.needed == 2897 and p.needed_of == "problems"  # 164 * (2.801585 * 1.5) ** 2 = 2896.2
     assert judge_seeds(st.summarise([1.0, 1.0, 1.0]), 1.0).text("full") == "no verdict (no spread over seeds)"
     assert judge_seeds(None, 1.0).kind == NO_VERDICT
