@@ -12,6 +12,7 @@ Positions are positions in the selection (0 ... m-1). Axis letters: m rows, k cl
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class _StepSampler:
         self.lengths = None if lengths is None else np.asarray(lengths)
         self.epoch = 0
         self._position = 0  # micro-batches of this epoch that were handed out
+        self._start = 0  # where the next pass begins, after load_state_dict
 
     def _check(self) -> None:
         if self.n_rows < 1:
@@ -128,13 +130,15 @@ class _StepSampler:
     # -- torch's batch_sampler protocol -------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, skip = self.epoch, self._position
-        for i, rows in enumerate(self.batches(epoch)):
-            if i < skip:
-                continue
-            self._position = i + 1
-            yield rows
-        self.epoch, self._position = epoch + 1, 0
+        epoch, skip, self._start = self.epoch, self._start, 0
+        stream = enumerate(self.batches(epoch))
+        current = next(stream, None)
+        while current is not None:
+            (done, rows), current = current, next(stream, None)
+            # Loops that never ask for more than the last batch must find the next epoch too.
+            self.epoch, self._position = (epoch, done + 1) if current is not None else (epoch + 1, 0)
+            if done >= skip:
+                yield rows
 
     def __len__(self) -> int:
         return sum(1 for _ in self.batches(self.epoch))
@@ -142,7 +146,17 @@ class _StepSampler:
     def set_epoch(self, epoch: int) -> None:
         """The next pass gives this epoch's order. Keeps a position that was loaded for the very same epoch."""
         if epoch != self.epoch:
-            self.epoch, self._position = epoch, 0
+            self.epoch, self._position, self._start = epoch, 0, 0
+
+    def interleaved(self) -> InterleavedBatches:
+        """All ranks' micro-batches in turn, for wrappers that give batch j to rank j mod world (`accelerate.prepare`)."""
+        return InterleavedBatches(self)
+
+    def for_rank(self, rank: int) -> _StepSampler:
+        """The same sampler as rank `rank` has it where no rank may go without a batch (idle="empty")."""
+        twin = copy.copy(self)
+        twin.rank, twin.idle = rank, "empty"
+        return twin
 
     # -- resume -------------------------------------------------------------------------------------------------------
 
@@ -173,6 +187,35 @@ class _StepSampler:
         if state["batches_done"] and state["layout"] != mine:
             raise ValueError(f"the sampler stopped inside an epoch with layout {dict(state['layout'])}, this one has {mine}")
         self.epoch, self._position = state["epoch"], state["batches_done"]
+        self._start = self._position
+
+
+class InterleavedBatches:
+    """Rank 0's first micro-batch, rank 1's first, ..., rank 0's second, ...: equally many for all, [] where a rank idles.
+
+    Has no `batch_size` on purpose: accelerate then takes batches as they are and repeats no row. `sampler` is where accelerate's
+    `set_epoch` looks; behind `skip_first_batches` it does not look far enough: call `set_epoch` on the loader and here.
+    """
+
+    def __init__(self, steps: _StepSampler) -> None:
+        self._ranks = [steps.for_rank(rank) for rank in range(steps.world)]
+        self.sampler = self
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self.epoch
+        for step in self._ranks[0].plan(epoch):
+            for together in zip(*(rank.step_batches(step) for rank in self._ranks), strict=True):
+                yield from together
+        self.epoch = epoch + 1
+
+    def __len__(self) -> int:
+        return len(self._ranks) * len(self._ranks[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        for rank in self._ranks:
+            rank.set_epoch(epoch)
 
 
 class ShuffledBatchSampler(_StepSampler):
