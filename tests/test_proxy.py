@@ -27,7 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from clusterft.batching import plan_batches, row_of_labels, row_of_pair, run_batches
+from clusterft.batching import plan_batches, row_of_labels, row_of_pair, run_batches, shared_beginning
 from clusterft.config import ModelConfig
 from clusterft.distributed import Dist
 from clusterft.features import FeatureContext, FeatureStore, SingleProcess, compute
@@ -166,6 +166,31 @@ def test_every_known_head_agrees_with_the_formula_on_the_models_own_logits(name,
     model, rows = random_model(HEADS[name]), random_samples(6)
     found = gradient_proxies(model, rows, normalise=False, layout=layout, token_budget=64)
     np.testing.assert_allclose(found, slow_twin(model, rows), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gptneox", "gemma2_softcaps_and_window", "gemma3_mixed_layers", "mistral_window"])
+def test_a_shared_beginning_is_computed_once_and_changes_nothing(name):
+    model = random_model(HEADS[name])
+    rows = [([7, 8, 9, 10, 11, *prompt], response) for prompt, response in random_samples(6)]
+    tokens: list[int] = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda module, args: tokens.append(args[0].numel()))
+    shared = gradient_proxies(model, rows, normalise=False, token_budget=1000)
+    apart = gradient_proxies(model, rows, normalise=False, token_budget=1000, share_beginning=False)
+    np.testing.assert_allclose(shared, slow_twin(model, rows), atol=1e-5)
+    np.testing.assert_allclose(shared, apart, atol=1e-5)
+    batches = [n for n in tokens if n > 40]  # without the probes
+    assert batches[0] == batches[1] - 5 * 5  # six rows, one beginning of five tokens
+
+
+def test_shared_beginnings_by_hand():
+    def beginning(*pairs):
+        return shared_beginning(row_of_pair(p, r) for p, r in pairs)
+
+    assert beginning(([1, 2, 3, 4], [5, 6]), ([1, 2, 9, 4], [5])) == 2
+    assert beginning(([1, 2, 3], [4, 5]), ([1, 2, 3], [4, 6])) == 2  # position 2 predicts the first response token
+    assert beginning(([1, 2, 3], [4]), ([], []), ([1, 2, 3, 4], [4])) == 2
+    assert beginning(([1, 2, 3], [4]), ([], [1, 2])) == 0
+    assert beginning(([1, 2, 3], [4])) == beginning() == 0
 
 
 def test_the_models_attention_and_mode_are_put_back(llama):
@@ -363,7 +388,7 @@ def test_bad_options_are_named():
 
 
 def make_context(dist, n: int = 23, token_budget: int = 64) -> FeatureContext:
-    rows = random_samples(n, 97)
+    rows = [([7, 8, 9, *prompt], response) for prompt, response in random_samples(n, 97)]
     rows[3] = (rows[3][0], [])
     examples = tuple(Example(content_id(str(p), str(r)), str(p), str(r)) for p, r in rows)
     encoded = [

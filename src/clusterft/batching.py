@@ -59,6 +59,26 @@ def row_of_pair(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Token
     return row_of_labels(ids, labels)
 
 
+def shared_beginning(rows: Iterable[TokenRow]) -> int:
+    """How many first tokens all rows have in common (a template's lead-in), short of every row's first prediction.
+
+    Rows of no tokens do not count. 0 for fewer than two rows.
+    """
+    first: np.ndarray | None = None
+    common = seen = 0
+    for row in rows:
+        if not len(row):
+            continue
+        seen += 1
+        if first is None:
+            first, common = row.input_ids, int(row.places[0])
+            continue
+        common = min(common, int(row.places[0]))
+        differing = np.flatnonzero(first[:common] != row.input_ids[:common])
+        common = int(differing[0]) if len(differing) else common
+    return common if seen > 1 else 0
+
+
 def plan_batches(lengths: Sequence[int], keys: Sequence, token_budget: int, layout: str = "packed") -> list[list[int]]:
     """Row numbers of each batch, longest rows first, ties by key; rows of length 0 are left out.
 

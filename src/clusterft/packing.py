@@ -4,7 +4,8 @@ In comes a Hugging Face model that takes its attention from the attention regist
 runs once a sample (causal, over its own tokens), while every matrix product runs over all tokens at once. Nothing is padded.
 
 `packed(model, lengths)` is the way in: within it, `model(input_ids (1, t), position_ids (1, t))` treats consecutive runs of
-`lengths` tokens as separate samples. `check_packing` proves on a probe that the model's hidden states do not change.
+`lengths` tokens as separate samples. With `shared_first` the first run is a beginning that all samples have in common: it is
+computed once, and every later run sees it. `check_packing` proves on a probe that the model's hidden states do not change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transformers import AttentionInterface
 from clusterft.heads import PROBE_TOKENS, body_of, last_hidden
 
 IMPLEMENTATION = "clusterft_packed"
-_LENGTHS: ContextVar[tuple[int, ...] | None] = ContextVar("packed_lengths", default=None)
+_LENGTHS: ContextVar[tuple[tuple[int, ...], bool] | None] = ContextVar("packed_lengths", default=None)
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -31,13 +32,16 @@ class PackingUnsupported(ValueError):
 
 
 def _segment(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, softcap: float | None) -> Tensor:
-    """Causal attention of one sample: (1, heads, t, d) each -> (1, heads, t, d_v)."""
-    t = query.shape[2]
+    """Causal attention of one sample: query (1, heads, t, d), key and value (1, kv_heads, s, d) -> (1, heads, t, d_v).
+
+    The queries are the last t of the s positions.
+    """
+    t, s = query.shape[2], key.shape[2]
     grouped = key.shape[1] != query.shape[1]
-    if softcap is None and (window is None or window >= t):
+    if softcap is None and t == s and (window is None or window >= t):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-    distance = torch.arange(t, device=query.device)[:, None] - torch.arange(t, device=query.device)[None]
-    seen = (distance >= 0) & (distance < (window if window is not None else t))
+    distance = torch.arange(s - t, s, device=query.device)[:, None] - torch.arange(s, device=query.device)[None]
+    seen = (distance >= 0) & (distance < (window if window is not None else s))
     if softcap is None:
         return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale, enable_gqa=grouped)
     repeats = query.shape[1] // key.shape[1]
@@ -63,17 +67,21 @@ def packed_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention registry's signature. query (1, heads, t, d), key and value (1, kv_heads, t, d) -> (1, t, heads, d)."""
-    lengths = _LENGTHS.get()
-    if lengths is None:
+    runs = _LENGTHS.get()
+    if runs is None:
         raise RuntimeError("packed attention was called outside `packed(model, lengths)`")
+    lengths, shared = runs
     unknown = [
         n for n, v in (("attention_mask", attention_mask), ("s_aux", s_aux), ("position_bias", position_bias)) if v is not None
     ]
     if unknown or dropout:
         raise PackingUnsupported(f"{type(module).__name__} wants {unknown or 'dropout'}, which packed attention does not know")
+    keys, values = key.split(lengths, 2), value.split(lengths, 2)
+    if shared:
+        keys = (keys[0], *(torch.cat([keys[0], k], 2) for k in keys[1:]))
+        values = (values[0], *(torch.cat([values[0], v], 2) for v in values[1:]))
     pieces = [
-        _segment(q, k, v, scaling, sliding_window, softcap)
-        for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+        _segment(q, k, v, scaling, sliding_window, softcap) for q, k, v in zip(query.split(lengths, 2), keys, values, strict=True)
     ]
     return torch.cat([p.transpose(1, 2) for p in pieces], 1), None
 
@@ -82,12 +90,12 @@ AttentionInterface.register(IMPLEMENTATION, packed_attention)
 
 
 @contextmanager
-def packed(model: Any, lengths: Sequence[int]) -> Iterator[None]:
+def packed(model: Any, lengths: Sequence[int], *, shared_first: bool = False) -> Iterator[None]:
     """Within it the model's attention keeps runs of `lengths` tokens apart. The model's own attention is put back afterwards."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = IMPLEMENTATION
-    token = _LENGTHS.set(tuple(int(n) for n in lengths))
+    token = _LENGTHS.set((tuple(int(n) for n in lengths), shared_first))
     try:
         yield
     finally:
@@ -95,9 +103,11 @@ def packed(model: Any, lengths: Sequence[int]) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def packed_positions(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    """(1, t) int64: 0, 1, ... anew for each sample."""
-    return torch.cat([torch.arange(n, device=device) for n in lengths])[None]
+def packed_positions(lengths: Sequence[int], device: torch.device | str, *, shared_first: bool = False) -> Tensor:
+    """(1, t) int64: 0, 1, ... anew for each sample; after a shared beginning each goes on where that ends."""
+    begin = lengths[0] if shared_first else 0
+    starts = [0, *[begin] * (len(lengths) - 1)]
+    return torch.cat([torch.arange(s, s + n, device=device) for s, n in zip(starts, lengths, strict=True)])[None]
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterft.batching import plan_batches, row_of_encoded, row_of_pair, run_batches
+from clusterft.batching import plan_batches, row_of_encoded, row_of_pair, run_batches, shared_beginning
 from clusterft.feature_context import FeatureContext
 from clusterft.feature_writer import RowWriter
 from clusterft.interfaces import FeatureSpec
@@ -122,6 +122,7 @@ def gradient_proxies(
     layers: int = 10,
     rank: int = 8,
     layout: str = "packed",
+    share_beginning: bool = True,
     progress: bool = False,
     on_zero_rows: Callable[[list[int]], None] | None = None,
 ) -> np.ndarray:
@@ -133,6 +134,7 @@ def gradient_proxies(
     proxy         paper; output_gradient | concat | lora_b | last_layers give other widths d; layers, rank: see `ProxyParams`
     precision     float32 | bfloat16 | bf16_autocast; None takes the weights as they are
     layout        packed | right | left
+    share_beginning  packed: tokens that all samples begin with (a template's lead-in) are computed once a batch; exact
     on_zero_rows  is given the positions of rows that are zero (no response tokens); without it they are logged as a warning
 
     Raises ValueError for a bad option, HeadNotUnderstood or PackingUnsupported for a model that cannot be handled.
@@ -145,6 +147,8 @@ def gradient_proxies(
     keys = [r.input_ids.tobytes() for r in token_rows]
     plan = plan_batches(lengths, keys, token_budget, layout)
     ready = ready_pass(model, params, layout=layout)
+    if share_beginning and layout == "packed" and proxy in SIGNALS:
+        ready.shared = shared_beginning(token_rows)
     raw = np.zeros((len(samples), ready.width), np.float32)
 
     with PassProgress("gradient proxies", len(samples), sum(lengths), shown=progress) as bar:
@@ -206,6 +210,8 @@ def extract_gradient_proxies(context: FeatureContext, spec: FeatureSpec, writer:
     if not mine and not len(empty):
         return
     ready = ready_pass(context.load_model(), params)
+    if params.proxy in SIGNALS:  # a backward pass could not tell whose gradient reaches a shared token
+        ready.shared = shared_beginning(map(row_of_encoded, context.encoded))
     if len(empty):
         writer.put(empty, np.zeros((len(empty), ready.width), np.float32))
     total = sum(lengths[i] for b in mine for i in b)

@@ -62,6 +62,9 @@ class ProxyPass:
         if autocast:
             self.head = self.head.cast(torch.bfloat16)
 
+    shared = 0
+    """Tokens at the beginning of every row that are computed once a batch (`batching.shared_beginning`); packed layout only."""
+
     share = 0.0
     """Share of the layers that a backward pass goes through."""
 
@@ -80,9 +83,11 @@ class ProxyPass:
         heads = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         embedded = {id(p) for m in heads for p in m.parameters()}
         body = sum(p.numel() for p in self.body.parameters() if id(p) not in embedded)
-        attention = sum(2.0 * config.num_hidden_layers * config.hidden_size * len(r) ** 2 for r in batch)
+        p, tokens = self.shared, sum(len(r) - self.shared for r in batch) + self.shared
+        squares = sum(len(r) ** 2 - p**2 for r in batch) + p**2
+        attention = 2.0 * config.num_hidden_layers * config.hidden_size * squares
         head = head_flops(self.head, sum(len(r.targets) for r in batch), self.proxy)
-        return 2.0 * body * sum(map(len, batch)), attention, head
+        return 2.0 * body * tokens, attention, head
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -115,10 +120,13 @@ class ProxyPass:
         """Last hidden states (b, t, h) of the whole batch, and where each sample begins among its b · t positions."""
         lengths = [len(r) for r in batch]
         if self.layout == "packed":
-            ids = torch.as_tensor(np.concatenate([r.input_ids for r in batch]), device=self.device)[None]
-            with packed(self.model, lengths):
-                states = last_hidden(self.body, input_ids=ids, position_ids=packed_positions(lengths, self.device))
-            return states, np.cumsum([0, *lengths[:-1]])
+            head, p = [batch[0].input_ids[: self.shared]] if self.shared else [], self.shared
+            ids = torch.as_tensor(np.concatenate([*head, *(r.input_ids[p:] for r in batch)]), device=self.device)[None]
+            runs = [*([p] if p else []), *(n - p for n in lengths)]
+            positions = packed_positions(runs, self.device, shared_first=p > 0)
+            with packed(self.model, runs, shared_first=p > 0):
+                states = last_hidden(self.body, input_ids=ids, position_ids=positions)
+            return states, np.cumsum([0, *(n - p for n in lengths[:-1])])
         states, width = last_hidden(self.body, **padded_inputs(batch, self.layout, self.device)), max(lengths)
         return states, np.array([i * width + (width - n if self.layout == "left" else 0) for i, n in enumerate(lengths)])
 
