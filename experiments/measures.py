@@ -8,8 +8,9 @@ In come numpy arrays (true gradients, possibly sketched; clusters; kept rows) an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from clusterft.diagnostics import (
     worker_gradients,
 )
 from clusterft.records import Encoded, Pool
+from clusterft.seeding import generator
+from experiments.artifacts import write_artifact
 from experiments.theory import measure
 
 PERMUTATIONS = 10_000
@@ -46,8 +49,10 @@ def centroid_values(gradients: np.ndarray, clusters: np.ndarray, kept: np.ndarra
 def worker_values(gradients: np.ndarray, steps: Sequence[Sequence[Sequence[int]]], gradient: str) -> dict[str, Any]:
     """Figure 6, left. steps[s][w]: rows of `gradients` (n, d) that worker w has in step s, as the run's sampler gives them.
 
-    Raises ValueError for no steps or steps with different numbers of workers.
+    A last, short step in which some worker has nothing is left out. Raises ValueError for no steps or steps with different
+    numbers of workers.
     """
+    steps = [step for step in steps if all(len(part) for part in step)]
     counts = {len(step) for step in steps}
     if len(counts) != 1:
         raise ValueError(f"steps have {sorted(counts) or 'no'} workers; all need the same number")
@@ -121,3 +126,75 @@ def length_summary(lengths: Sequence[int]) -> dict[str, float]:
         "p95": float(np.percentile(values, 95)),
         "max": float(values.max()),
     }
+
+
+class Analysed(Protocol):
+    """What `clusterft.analyse.analyse` gives: arrays over the pool, see there."""
+
+    pool: Pool
+    encoded: Sequence[Encoded]
+    gradients: np.ndarray
+    gradient: str
+    clusters: np.ndarray
+    kept: np.ndarray
+    steps: Sequence[Sequence[Sequence[int]]]
+    group_field: str | None
+    seed: int
+
+
+def make_artifact(name: str, run: Analysed, run_dir: Path, run_id: str) -> Path:
+    """Computes and writes one artifact of a run. Raises KeyError for an unknown name, ValueError where it is not defined."""
+    return write_artifact(run_dir, name, run_id, MAKERS[name](run))
+
+
+def _clustered(run: Analysed) -> np.ndarray:
+    """Positions of rows that have a cluster and a gradient."""
+    return np.flatnonzero((run.clusters >= 0) & run.gradients.any(axis=1))
+
+
+def _kept_of(run: Analysed, rows: np.ndarray) -> np.ndarray:
+    """Positions within `rows` of the selected ones."""
+    return np.flatnonzero(np.isin(rows, run.kept))
+
+
+def _centroids(run: Analysed) -> dict[str, Any]:
+    rows = _clustered(run)
+    return centroid_values(run.gradients[rows], run.clusters[rows], _kept_of(run, rows), run.gradient)
+
+
+def _similarity(run: Analysed) -> dict[str, Any]:
+    rows = _clustered(run)
+    return similarity_values(run.gradients[rows], run.clusters[rows], run.gradient, generator(run.seed, "permutation test"))
+
+
+def _variance(run: Analysed) -> dict[str, Any]:
+    rows = _clustered(run)
+    return variance_values(run.gradients[rows], run.clusters[rows], run.gradient, generator(run.seed, "variance"))
+
+
+def _categories(run: Analysed) -> dict[str, Any]:
+    if run.group_field is None:
+        raise ValueError(
+            "categories: the pool names no families (data.group_field); let a person label the sheet of experiments.labels"
+        )
+    rows = np.flatnonzero(run.clusters >= 0)
+    families = [str(run.pool.examples[i].meta[run.group_field]) for i in rows]
+    return category_values(
+        [run.pool.ids[i] for i in rows], run.clusters[rows].tolist(), families, f"the pool's own {run.group_field}"
+    )
+
+
+def _pool(run: Analysed) -> dict[str, Any]:
+    sizes = np.bincount(run.clusters[run.clusters >= 0])
+    return pool_values(run.pool, run.encoded, run.group_field, sizes.tolist())
+
+
+MAKERS: dict[str, Callable[[Analysed], dict[str, Any]]] = {
+    "gradient_diversity": lambda run: diversity_values(run.gradients[run.kept], run.gradient),
+    "centroid_cosine": _centroids,
+    "worker_similarity": lambda run: worker_values(run.gradients, run.steps, run.gradient),
+    "cluster_similarity": _similarity,
+    "variance": _variance,
+    "categories": _categories,
+    "pool_statistics": _pool,
+}

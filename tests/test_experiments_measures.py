@@ -42,6 +42,7 @@ def test_workers_by_hand() -> None:
     values = worker_values(gradients, [[[0], [1]], [[0, 1], [2]]], "g")
     check_values("worker_similarity", values)
     assert values["steps"] == pytest.approx([0.0, 2**-0.5]) and values["workers"] == 2
+    assert worker_values(gradients, [[[0], [1]], [[2], []]], "g")["steps"] == pytest.approx([0.0])  # a short last step
     with pytest.raises(ValueError, match=r"steps have \[1, 2\] workers"):
         worker_values(gradients, [[[0]], [[0], [1]]], "g")
     with pytest.raises(ValueError, match="no workers"):

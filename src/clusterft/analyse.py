@@ -1,0 +1,110 @@
+"""What diagnostics need of a finished run: true gradients of its pool, clusters, kept rows, steps (tables 8, 10, 11, figure 6).
+
+In come the frozen configuration and the run directory with its selection; out comes one `Analysed`, all arrays in pool order.
+The true gradients are a feature like any other: cached, resumable, and shared by every run of the same pool and model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from clusterft import stages
+from clusterft.cluster import ClusterSelector, usable_rows
+from clusterft.distributed import single_process
+from clusterft.feature_context import FeatureContext
+from clusterft.feature_writer import RowWriter
+from clusterft.features import compute
+from clusterft.interfaces import FeatureSpec
+from clusterft.records import Encoded, Pool
+from clusterft.seeding import generator, seed_hash
+from clusterft.selection_io import read_selection
+from clusterft.train_setup import make_sampler
+from clusterft.true_gradients import FoldedSketch, per_sample_gradients
+
+SKETCH = {"dim": 2048, "sketch_seed": 0}
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """A finished run, ready for its diagnostics. n rows of the pool, m selected, k clusters, w workers.
+
+    gradients  (n, d) float32 true gradients of the base model, sketched; `gradient` says so in words
+    clusters   (n,) int32 cluster of each row in the run's own clustering, -1 for rows without one
+    kept       (m,) positions of the selected rows in the pool, in the selection's order
+    steps      steps[s][w]: pool positions of worker w in step s of the first epoch
+    """
+
+    pool: Pool
+    encoded: Sequence[Encoded]
+    gradients: np.ndarray
+    gradient: str
+    clusters: np.ndarray
+    kept: np.ndarray
+    steps: Sequence[Sequence[Sequence[int]]]
+    group_field: str | None
+    seed: int
+
+
+def true_gradient_spec() -> FeatureSpec:
+    return FeatureSpec("true_gradient", "clusterft.analyse:extract_true_gradients", dict(SKETCH))
+
+
+def extract_true_gradients(context: FeatureContext, spec: FeatureSpec, writer: RowWriter) -> None:
+    """Extractor: rows (n, dim) float32, the sketched gradient of each row's mean response loss. Sharded by rows, resumable."""
+    sketch = FoldedSketch(spec.params["dim"], spec.params["sketch_seed"])
+    mine = writer.pending[context.dist.rank :: context.dist.world]
+    for position in mine:
+        row = context.encoded[int(position)]
+        writer.put([int(position)], per_sample_gradients(context.load_model(), [row], projection=sketch))
+        writer.add_cost(forward_passes=1, backward_passes=1)
+    context.dist.barrier()
+
+
+def analyse(cfg: DictConfig, run_dir: Path, ready: stages.Prepared | None = None) -> Analysed:
+    """Reads the run's selection, computes or loads what is missing; `ready` saves loading the pool again.
+
+    Raises StoreError if the run has no selection yet, ValueError if it was made from another pool.
+    """
+    selection = read_selection(run_dir / "selection")
+    ready = ready or stages.prepare(cfg)
+    selection.check_against(ready.pool)
+    context = stages.feature_context(cfg, ready, single_process(cfg.runtime.device))
+    proxy = stages.cluster_selector(cfg).feature_specs()
+    have = compute([*proxy, true_gradient_spec()], context, stages.feature_store(cfg))
+    place = {one: i for i, one in enumerate(ready.pool.ids)}
+    kept = np.array([place[one] for one in selection.ids])
+    sampler = make_sampler(
+        selection,
+        stages.selected_rows(ready, selection),
+        cfg.trainer,
+        cfg.sampler,
+        single_process(cfg.runtime.device),
+        seed_hash(cfg.seed, "train"),
+    )
+    steps = [[kept[run].tolist() for run in sampler.runs(step)] for step in sampler.plan(0)]
+    return Analysed(
+        pool=ready.pool,
+        encoded=ready.encoded,
+        gradients=np.asarray(have["true_gradient"].rows),
+        gradient=f"of the mean response loss by all parameters of {cfg.model.name}, before training, sketched to {SKETCH['dim']}",
+        clusters=pool_clusters(cfg, ready.pool, np.asarray(have[proxy[0].name].rows)),
+        kept=kept,
+        steps=steps,
+        group_field=cfg.data.group_field,
+        seed=cfg.seed,
+    )
+
+
+def pool_clusters(cfg: DictConfig, pool: Pool, proxies: np.ndarray) -> np.ndarray:
+    """(n,) int32 the clusters that the run's own selector (or, for a rival, its budget) saw, in pool order; -1 for none."""
+    selector = stages.make_selector(cfg)
+    clusterer = selector if isinstance(selector, ClusterSelector) else stages.cluster_selector(cfg)
+    ids, usable, _ = usable_rows(pool, proxies)
+    labels = clusterer.cluster(usable, generator(cfg.seed, "choose")).labels
+    by_id = dict(zip(ids.tolist(), labels.tolist(), strict=True))
+    return np.array([by_id.get(one, -1) for one in pool.ids], dtype=np.int32)
