@@ -64,9 +64,9 @@ def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
-def die_with_parent() -> None:
-    """When the parent dies, by whatever signal, so does this process. Cleared by a change of user: call it after."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """When the parent dies, by whatever signal, this process gets `by`. Cleared by a change of user: call it after."""
+    prctl(_PR_SET_PDEATHSIG, by)
 
 
 def readable_paths() -> list[str]:

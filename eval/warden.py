@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -149,6 +150,7 @@ def _children(pid: int) -> list[int]:
 
 def _keep(job: dict[str, Any], warden: Warden, slot: int, result_pipe: int) -> None:
     """The keeper: puts up the walls, forks init, waits for it. Never returns."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     keep = os.dup2(result_pipe, 3, inheritable=False) if result_pipe != 3 else 3
     try:
         os.closerange(4, 1 << 16)
@@ -240,9 +242,13 @@ def main() -> None:
     for name in _PRELOADED:  # once, here, so that every fork has it
         importlib.import_module(name)
 
-    jail.die_with_parent()
     multiprocessing.set_start_method("fork")
-    first = json.loads(sys.stdin.buffer.readline())
+    opening = sys.stdin.buffer.readline()
+    if not opening:  # the evaluating program died while this one was starting
+        return
+    first = json.loads(opening)
+    signal.signal(signal.SIGTERM, lambda *_: _leave(first["root"]))
+    jail.die_with_parent(signal.SIGTERM)
     warden = Warden(first["parallel"], jail.Limits(**first["limits"]), first["root"])
     _say(_best_plan(warden, first["plans"], first["environment"]))
     waiting: list[dict[str, Any]] = []
@@ -264,6 +270,12 @@ def main() -> None:
             if not piece:
                 open_input = False
                 warden.selector.unregister(0)
+
+
+def _leave(root: str) -> None:
+    """The evaluating program is gone: its folder goes, too, and with this process every keeper and all below."""
+    shutil.rmtree(os.path.dirname(root), ignore_errors=True)
+    os._exit(1)
 
 
 def _say(message: dict[str, Any]) -> None:

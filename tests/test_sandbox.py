@@ -250,11 +250,13 @@ def test_nothing_survives_the_death_of_the_evaluator():
     """SIGKILL of the program that asked takes warden, keepers and hostile code with it."""
     script = (
         "import sys; sys.path.insert(0, ROOT)\nfrom eval.sandbox import Sandbox\nimport test_sandbox as t\n"
-        "box = Sandbox('best_effort', 2, t.LIMITS).__enter__()\nprint(box._process.pid, flush=True)\n"
+        "box = Sandbox('best_effort', 2, t.LIMITS).__enter__()\nprint(box._process.pid, box._root, flush=True)\n"
         "list(box.run([t.job('loop', 'def f(x):\\n    while True: pass', {**t.PROBLEM, 'base_input': [[1]] * 20})]))\n"
     ).replace("ROOT", repr(str(ROOT)))
     program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT / "tests", text=True)
-    warden = psutil.Process(int(program.stdout.readline()))
+    pid, root = program.stdout.readline().split()
+    warden, folder = psutil.Process(int(pid)), Path(root)
+    assert folder.is_dir()
     end = time.monotonic() + 20
     while len(warden.children(recursive=True)) < 3:
         assert time.monotonic() < end
@@ -265,6 +267,7 @@ def test_nothing_survives_the_death_of_the_evaluator():
     program.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert not folder.exists()
 
 
 def test_require_refuses_thin_walls_and_best_effort_names_them():
