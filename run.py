@@ -12,17 +12,19 @@ This is the only file that may import every layer.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036  (the sentence is for an older interpreter)
     sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")
 
-import hydra  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
-from clusterft.app import register_schema, run_cell, said_plainly  # noqa: E402
-from clusterft.records import RunRecord  # noqa: E402
-from clusterft.overrides import UserError, check_command_line  # noqa: E402
+from clusterft.app import register_schema, run_cell, said_plainly
+from clusterft.overrides import UserError, check_command_line
+from clusterft.records import RunRecord
 
 register_schema()
 
@@ -40,6 +42,19 @@ def one_run(cfg: DictConfig) -> RunRecord:
     return run_one(cfg)
 
 
+def measure(cfg: DictConfig, artifacts: Sequence[str]) -> None:
+    """Makes the artifacts of a finished run that its table reads."""
+    from clusterft.analyse import analyse
+    from clusterft.store import RunStore, run_id
+    from experiments.measures import make_artifact
+
+    name = run_id(cfg)
+    run_dir = RunStore(Path(cfg.runtime.runs_dir)).path(name)
+    analysed = analyse(cfg, run_dir)
+    for artifact in artifacts:
+        make_artifact(artifact, analysed, run_dir, name)
+
+
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> None:
     overrides = list(HydraConfig.get().overrides.task)
@@ -49,7 +64,7 @@ def main(cfg: DictConfig) -> None:
         else:
             from experiments.drive import run_experiment
 
-            run_experiment(cfg, overrides, run=one_run, preflight=check)
+            run_experiment(cfg, overrides, run=one_run, preflight=check, measure=measure)
 
 
 if __name__ == "__main__":

@@ -1,57 +1,68 @@
 """From a composed experiment to its table on the terminal: plan, run what is missing, render.
 
-In come the composed configuration, the command line's overrides and two functions of the composition root: `preflight(cfg)` and
-`run(cfg) -> RunRecord`. This module trains nothing and imports no torch, so that a full store renders in seconds.
+In come the composed configuration, the command line's overrides and three functions of the composition root: `preflight(cfg)`,
+`run(cfg) -> RunRecord` and `measure(cfg, artifacts)`. This module trains nothing and imports no torch, so that a full store renders in seconds.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clusterft.records import RunRecord
-from experiments.aggregate import build
+from clusterft.store import RunStore
+from experiments.analysis import make_table
 from experiments.cost_model import CostModel
-from experiments.plan import Plan, PlannedCell, describe, plan
-from experiments.recordstore import load_records
-from experiments.render import explain, write_outputs
+from experiments.plan import Plan, PlannedCell, combine, describe, plan
+from experiments.recordstore import Records, export_records, load_records
+from experiments.render import explain
 from experiments.resolve import ROOT, Resolver, available_selectors, narrowed
-from experiments.spec import ExperimentConfig, load_spec
+from experiments.results import check_results, write_results
+from experiments.spec import ExperimentConfig, load_spec, override_key
 from experiments.table import Table
 from experiments.terminal import print_table
 
 Run = Callable[[DictConfig], RunRecord]
 Preflight = Callable[[DictConfig], None]
+Measure = Callable[[DictConfig, Sequence[str]], None]
 
 
 class Driver:
     """One experiment at one scale."""
 
     def __init__(self, cfg: DictConfig, overrides: Sequence[str]) -> None:
-        scale = OmegaConf.to_container(cfg.scale, resolve=True) if cfg.scale is not None else {"name": "paper", "what": "the paper's set-up"}
+        scale = (
+            OmegaConf.to_container(cfg.scale, resolve=True)
+            if cfg.scale is not None
+            else {"name": "paper", "what": "the paper's set-up"}
+        )
         self.scale, self.scale_note = scale["name"], scale["what"]
         self.spec: ExperimentConfig = load_spec(cfg.experiment, self.scale)
-        self.overrides = overrides
+        self.overrides = list(overrides)
         self.resolve = Resolver(overrides)
         self.available = available_selectors()
         self.runs_dir = Path(cfg.runtime.runs_dir)
         self.results = ROOT / "results" / self.scale
 
-    def plan(self) -> Plan:
+    def plan(self, records: Records) -> Plan:
         """What is complete, missing, failed; reads only the records."""
-        found = load_records([self.runs_dir])
-        return plan(self.spec, self.resolve, found, self.available, CostModel(measured=[r.stored.record for r in found.runs() if r.stored]))
+        cost = CostModel(measured=[run.stored.record for run in records.runs() if run.stored])
+        return plan(self.spec, self.resolve, records, self.available, cost)
 
     def wanted(self, planned: Plan, cell: int | None) -> list[PlannedCell]:
         """The runs to make now: all that are missing, those of a narrowed axis, or one cell. Raises ValueError for no such cell."""
         if cell is not None and not 0 <= cell < len(planned.cells):
-            raise ValueError(f"cell={cell} is outside 0 ... {len(planned.cells) - 1}, the cells of {self.spec.id}; nothing was started")
+            raise ValueError(
+                f"cell={cell} is outside 0 ... {len(planned.cells) - 1}, the cells of {self.spec.id}; nothing was started"
+            )
         kept = {c.index for c in narrowed([c.cell for c in planned.cells], self.overrides)}
         chosen = [c for c in planned.cells if c.cell.index in kept and cell in (None, c.cell.index)]
         runs: dict[str | None, PlannedCell] = {}
@@ -60,42 +71,97 @@ class Driver:
                 runs.setdefault(one.run_id, one)
         return list(runs.values())
 
-    def table(self) -> Table:
-        """required and complete, from the run directories of this machine only: committed results never stand in for a run."""
-        return build(self.spec, self.resolve, load_records([self.runs_dir]), self.available, self.scale, self.scale_note)
+    def table(self, folder: Path) -> Table:
+        """required and complete, from the records below `folder`: of a real run, this machine's run directories, never committed results."""
+        return make_table(self.spec, self.resolve, load_records([folder]), self.available, self.scale, self.scale_note)
 
 
-def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, preflight: Preflight) -> None:
-    """Plans, runs what is missing, renders. With `plan=true` only plans; with `cell=i` runs that cell and renders nothing.
+def drivers(cfg: DictConfig, overrides: Sequence[str]) -> list[Driver]:
+    """One driver, or one for each member of an experiment that stands for several."""
+    if cfg.experiment.kind != "all":
+        return [Driver(cfg, overrides)]
+    found = []
+    for member in cfg.experiment.members:
+        own = [f"+experiment={member}" if override_key(o) == "experiment" else o for o in overrides]
+        found.append(Driver(compose("config", overrides=own), own))
+    return found
+
+
+def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, preflight: Preflight, measure: Measure) -> None:
+    """Plans, runs what is missing, renders. `plan=true` only plans; `cell=i` runs that cell and renders nothing; `explain=[line,column]`
+    names the runs behind a value; `check=true` renders from the committed records and exits 1 if a committed result would change.
 
     Raises ValueError for an impossible request before anything starts.
     """
     console = Console()
-    driver = Driver(cfg, overrides)
-    planned = driver.plan()
-    if cfg.explain is not None:
-        console.print(explain(driver.table(), *cfg.explain), markup=False)
+    every = drivers(cfg, overrides)
+    if cfg.check:
+        check(every, console)
         return
-    wanted = driver.wanted(planned, cfg.cell)
+    if cfg.explain is not None:
+        console.print(explain(every[0].table(every[0].runs_dir), *cfg.explain), markup=False)
+        return
+    planned = [one.plan(load_records([one.runs_dir])) for one in every]
+    wanted = [one.wanted(its, cfg.cell) for one, its in zip(every, planned, strict=True)]
     if cfg.cell is None:
-        console.print(describe(planned), markup=False, highlight=False)
+        show_plans(planned, console)
     if cfg.plan:
         return
-    run_cells(wanted, driver.resolve, run, preflight, console)
+    for one, cells in zip(every, wanted, strict=True):
+        run_cells(cells, one, run, preflight, console)
     if cfg.cell is None:
-        table = driver.table()
-        written = write_outputs(table, driver.results)
-        print_table(table, console)
-        console.print(f"written: {', '.join(str(p.relative_to(ROOT)) for p in written)}", markup=False)
+        for one in every:
+            finish(one, measure, console)
 
 
-def run_cells(wanted: Sequence[PlannedCell], resolve: Resolver, run: Run, preflight: Preflight, console: Console) -> None:
+def show_plans(planned: Sequence[Plan], console: Console) -> None:
+    for one in planned:
+        console.print(describe(one), markup=False, highlight=False)
+    if len(planned) > 1:
+        whole = combine(planned)
+        console.print(
+            f"all: {whole.cells} cells, {whole.unique_runs} runs, {whole.shared_runs} shared between tables, about {whole.hours:.1f} h to run",
+            markup=False, highlight=False,
+        )  # fmt: skip
+
+
+def finish(one: Driver, measure: Measure, console: Console) -> None:
+    """Makes the artifacts that the table reads, writes table and records, prints the table."""
+    for planned in one.plan(load_records([one.runs_dir])).artifacts_to_make:
+        measure(one.resolve(planned.cell.overrides)[1], planned.artifacts)
+    records = load_records([one.runs_dir])
+    table = one.table(one.runs_dir)
+    written = write_results(table, one.spec, one.results)
+    export_records(records, one.plan(records).run_ids, one.results / "records")
+    print_table(table, console)
+    console.print(f"written: {', '.join(str(p.relative_to(ROOT)) for p in written)}", markup=False)
+
+
+def check(every: Sequence[Driver], console: Console) -> None:
+    """Exits 1, naming the files, if rendering the committed records gives anything but the committed results."""
+    changed = [line for one in every for line in check_results(one.table(one.results / "records"), one.spec, one.results)]
+    for line in changed:
+        console.print(line, markup=False)
+    if changed:
+        sys.exit(1)
+    console.print(f"{len(every)} committed results are what their committed records give", markup=False)
+
+
+def run_cells(wanted: Sequence[PlannedCell], driver: Driver, run: Run, preflight: Preflight, console: Console) -> None:
     """Makes the runs one after another, with the time left as measured so far. Everything is checked before the first one."""
+    resolve, store = driver.resolve, RunStore(driver.runs_dir)
+    wanted = [one for one in wanted if not is_complete(store, one.run_id)]
     if not wanted:
         return
     for one in wanted:
         preflight(resolve(one.cell.overrides)[1])
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     started = time.perf_counter()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("runs", total=len(wanted), left="")
@@ -105,6 +171,12 @@ def run_cells(wanted: Sequence[PlannedCell], resolve: Resolver, run: Run, prefli
             seconds = (time.perf_counter() - started) / done * (len(wanted) - done)
             bar.update(task, advance=1, left=f"about {seconds / 60:.0f} min left")
             console.print(f"[{done}/{len(wanted)}] {one.cell.name}: {summary(record)}", markup=False, highlight=False)
+
+
+def is_complete(store: RunStore, run_id: str | None) -> bool:
+    """An earlier experiment of the same command may have made it."""
+    record = store.read(run_id) if run_id is not None else None
+    return record is not None and record.status == "complete"
 
 
 def summary(record: RunRecord) -> str:

@@ -17,7 +17,7 @@ from experiments.composing import Composer
 from experiments.spec import Cell, override_key
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTROL = ("cell", "plan", "explain", "seed")
+CONTROL = ("cell", "plan", "check", "explain", "seed")
 """Keys of the command line that choose cells rather than describe them."""
 
 
@@ -31,7 +31,7 @@ class Resolver:
 
     def __init__(self, overrides: Sequence[str]) -> None:
         self.base = [o for o in overrides if override_key(o) not in CONTROL]
-        self._compose = Composer(dropped={"experiment": None, "cell": None, "plan": False, "explain": None})
+        self._compose = Composer(dropped={"experiment": None, "cell": None, "plan": False, "check": False, "explain": None})
         self._cache: dict[tuple[str, ...], tuple[str, DictConfig]] = {}
 
     def __call__(self, cell_overrides: Sequence[str]) -> tuple[str, DictConfig]:

@@ -42,8 +42,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
 def verdict(interval: tuple[float, float] | None, margin: float) -> str:
     """What an interval of (ours - reference, higher is better) allows to say at a margin of non-inferiority.
 
-    "better": all of it above zero; "no worse": all of it above -margin; "worse": below zero and not wholly above -margin; else
-    "cannot tell".
+    "better": all of it above zero; "no worse": all of it above -margin; "worse": all of it below -margin; else "cannot tell".
     """
     if interval is None:
         return "too few seeds"
@@ -52,7 +51,7 @@ def verdict(interval: tuple[float, float] | None, margin: float) -> str:
         return "better"
     if low > -margin:
         return "no worse"
-    return "worse" if high < 0 else "cannot tell"
+    return "worse" if high < -margin else "cannot tell"
 
 
 def wilson_interval(successes: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:

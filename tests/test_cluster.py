@@ -48,7 +48,9 @@ def blobs(sizes, seed=0, spread=0.05):
 
 
 def choose(points, budget, seed=0, **changes):
-    return selector(**changes).choose(pool_of(len(points)), {"gradient_proxy": Feature(points)}, budget, generator(seed, "choose"))
+    return selector(**changes).choose(
+        pool_of(len(points)), {"gradient_proxy": Feature(points)}, budget, generator(seed, "choose")
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +66,11 @@ def test_released_selection_is_reproduced_row_by_row(name, within):
         q = balanced_rows(clustering.sizes, result["selection_ratio"])
         assert q == result["kept_per_cluster"]
         kept = [
-            np.sort(pick_within(within, np.flatnonzero(clustering.labels == c), q, clustering, arrays["embeddings"], np.random.default_rng(0)))
+            np.sort(
+                pick_within(
+                    within, np.flatnonzero(clustering.labels == c), q, clustering, arrays["embeddings"], np.random.default_rng(0)
+                )
+            )
             for c in range(facts["K"])
         ]
         assert [k.tolist() for k in kept] == result["kept_indices_by_cluster"]

@@ -7,7 +7,16 @@ from clusterft.exact import floor_product
 
 @pytest.mark.parametrize(
     ("ratio", "count", "expected"),
-    [("0.29", 100, 29), (0.29, 100, 29), ("0.07", 1000, 70), ("0.25", 10, 2), ("0.05", 7, 0), ("1.0", 3, 3), (1, 3, 3), ("0.05", 52002, 2600)],
+    [
+        ("0.29", 100, 29),
+        (0.29, 100, 29),
+        ("0.07", 1000, 70),
+        ("0.25", 10, 2),
+        ("0.05", 7, 0),
+        ("1.0", 3, 3),
+        (1, 3, 3),
+        ("0.05", 52002, 2600),
+    ],
 )
 def test_floor_of_the_decimal_product(ratio, count, expected):
     assert floor_product(ratio, count) == expected

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"clusterft": ROOT / "src/clusterft", "baselines": ROOT / "baselines", "eval": ROOT / "eval", "experiments": ROOT / "experiments"}
+PACKAGES = {
+    "clusterft": ROOT / "src/clusterft",
+    "baselines": ROOT / "baselines",
+    "eval": ROOT / "eval",
+    "experiments": ROOT / "experiments",
+}
 
 
 def imports_of(path):
@@ -45,7 +50,10 @@ def test_every_package_has_files():
         ("clusterft", ("baselines", "eval", "experiments")),
         ("baselines", ("eval", "experiments", "clusterft.runner", "clusterft.trainer", "clusterft.launch", "clusterft.stages")),
         ("eval", ("baselines", "experiments", "clusterft.runner", "clusterft.trainer", "clusterft.stages")),
-        ("experiments", ("torch", "transformers", "baselines", "eval", "clusterft.trainer", "clusterft.runner", "clusterft.stages")),
+        (
+            "experiments",
+            ("torch", "transformers", "baselines", "eval", "clusterft.trainer", "clusterft.runner", "clusterft.stages"),
+        ),
     ],
 )
 def test_layers_import_downwards_only(package, forbidden):

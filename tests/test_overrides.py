@@ -18,7 +18,9 @@ def test_a_comma_outside_a_sweep_shows_the_three_spellings():
         assert spelling in str(caught.value)
 
 
-@pytest.mark.parametrize("argument", ["data.path='a,b.jsonl'", "data.path=[a.jsonl,b.jsonl]", "data.path=/x/my\\,set.jsonl", "cell=range(0,4)"])
+@pytest.mark.parametrize(
+    "argument", ["data.path='a,b.jsonl'", "data.path=[a.jsonl,b.jsonl]", "data.path=/x/my\\,set.jsonl", "cell=range(0,4)"]
+)
 def test_lists_quotes_and_escapes_are_meant(argument, capsys):
     check_command_line([argument])
     assert capsys.readouterr().err == ""

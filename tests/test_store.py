@@ -37,7 +37,13 @@ def test_where_and_how_a_run_is_made_does_not_change_its_id():
 def test_what_changes_a_result_changes_the_id():
     ids = [
         run_id(c)
-        for c in (config(), config(seed=1), config(clustering={"n_clusters": 8}), config(selector={"ratio": "0.5"}), config(trainer={"workers": 8}))
+        for c in (
+            config(),
+            config(seed=1),
+            config(clustering={"n_clusters": 8}),
+            config(selector={"ratio": "0.5"}),
+            config(trainer={"workers": 8}),
+        )
     ]
     assert len(set(ids)) == 5
 

@@ -38,7 +38,9 @@ def said_plainly() -> Iterator[None]:
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
             raise
-        _leave(f"{problem.strerror}: {problem.filename}; nothing finished before was lost, free some room and run the same command again")
+        _leave(
+            f"{problem.strerror}: {problem.filename}; nothing finished before was lost, free some room and run the same command again"
+        )
 
 
 def _leave(message: str) -> None:

@@ -85,7 +85,9 @@ def fill_in_proportion(shares: np.ndarray, sizes: np.ndarray, budget: int) -> np
     """
     k = len(sizes)
     if budget < k:
-        raise ValueError(f"a budget of {budget} rows cannot give each of {k} clusters at least one; use fewer clusters or more rows")
+        raise ValueError(
+            f"a budget of {budget} rows cannot give each of {k} clusters at least one; use fewer clusters or more rows"
+        )
     kept = np.minimum(np.ones(k, dtype=np.int64), sizes)
     shares = np.where(shares > 0, shares, 0.0)
     while (left := budget - int(kept.sum())) > 0:
@@ -135,7 +137,11 @@ class ClusterSelector:
         weights: str,
         proxy: Mapping[str, Any],
     ) -> None:
-        for label, value, known in (("within", within, WITHIN), ("allocation", allocation, ALLOCATIONS), ("weights", weights, WEIGHTS)):
+        for label, value, known in (
+            ("within", within, WITHIN),
+            ("allocation", allocation, ALLOCATIONS),
+            ("weights", weights, WEIGHTS),
+        ):
             if value not in known:
                 raise ValueError(f"{label} {value!r} is unknown; known are {', '.join(known)}")
         self.n_clusters, self.capacity_factor, self.solver, self.n_init = n_clusters, capacity_factor, solver, n_init
@@ -163,11 +169,16 @@ class ClusterSelector:
         """Chooses exactly `budget` rows. Rows are handled in the order of their ids: a permuted pool gives the same ids."""
         ids, proxies, rejected = usable_rows(pool, features["gradient_proxy"].rows)
         if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or not 1 <= budget <= len(ids):
-            raise ValueError(f"cluster: a budget of {budget!r} rows is not an integer in 1 ... {len(ids)}, the usable rows of {pool.name!r}")
+            raise ValueError(
+                f"cluster: a budget of {budget!r} rows is not an integer in 1 ... {len(ids)}, the usable rows of {pool.name!r}"
+            )
         clustering = self.cluster(proxies, rng)
         kept = self.rows_per_cluster(clustering, budget)
         rows = np.concatenate(
-            [pick_within(self.within, members, int(q), clustering, proxies, rng) for members, q in zip(_members(clustering), kept, strict=True)]
+            [
+                pick_within(self.within, members, int(q), clustering, proxies, rng)
+                for members, q in zip(_members(clustering), kept, strict=True)
+            ]
         )
         clusters = clustering.labels[rows]
         distances = np.sqrt(clustering.sq_distances)

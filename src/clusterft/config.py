@@ -44,7 +44,9 @@ class ModelConfig:
     gguf_file: str | None = None
     sha256: str | None = None  # of the GGUF file or of model.safetensors; checked when given
     architecture: str = MISSING  # class name, for example LlamaForCausalLM
-    shape: dict[str, Any] = MISSING  # hidden_size, num_hidden_layers, ...: the real shape, checked against config.json and used for plans
+    shape: dict[str, Any] = (
+        MISSING  # hidden_size, num_hidden_layers, ...: the real shape, checked against config.json and used for plans
+    )
     weights_dtype: str = MISSING  # float32 | bfloat16
     attention: str = MISSING  # eager | sdpa | flash_attention_2
     trust_remote_code: bool = False
@@ -133,7 +135,8 @@ class RunConfig:
     experiment: Any = None  # the table or figure, see experiments/spec.py
     cell: int | None = None  # run only this cell of the experiment
     plan: bool = False  # print what would run, and stop
-    explain: Any = None  # [row, column, metric]: name the runs behind a cell
+    check: bool = False  # render from the committed records; fail if a committed result would change
+    explain: Any = None  # [line, column]: name the runs behind a value
 
 
 def load_frozen(path: Path) -> DictConfig:

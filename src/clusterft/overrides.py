@@ -17,7 +17,9 @@ def check_command_line(arguments: Sequence[str]) -> None:
     """Raises UserError for orders and values that would be taken silently; warns on stderr about sweeps over data files."""
     keys = [a.split("=", 1)[0] for a in arguments]
     if "+scale" in keys and "+experiment" in keys and keys.index("+scale") < keys.index("+experiment"):
-        raise UserError("+scale must come after +experiment: the scale replaces model, data and sizes of the experiment before it")
+        raise UserError(
+            "+scale must come after +experiment: the scale replaces model, data and sizes of the experiment before it"
+        )
     sweep = "-m" in arguments or "--multirun" in arguments
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -28,7 +30,9 @@ def check_command_line(arguments: Sequence[str]) -> None:
         if not sweep and _bare_commas(value):
             raise UserError(f"{argument} is ambiguous: {_spellings(key, value)}")
         if sweep and any(_DATA_FILE.search(part) for part in _bare_commas(value)):
-            print(f"warning: {argument} is a sweep over {len(_bare_commas(value))} files; {_spellings(key, value)}", file=sys.stderr)
+            print(
+                f"warning: {argument} is a sweep over {len(_bare_commas(value))} files; {_spellings(key, value)}", file=sys.stderr
+            )
 
 
 def _bare_commas(value: str) -> list[str]:
@@ -41,4 +45,6 @@ def _bare_commas(value: str) -> list[str]:
 
 def _spellings(key: str, value: str) -> str:
     escaped = value.replace(",", "\\,")
-    return f"a sweep is -m {key}={value}; a list is {key}=[{value}]; one text with a comma is {key}={escaped} (quoted for the shell)"
+    return (
+        f"a sweep is -m {key}={value}; a list is {key}=[{value}]; one text with a comma is {key}={escaped} (quoted for the shell)"
+    )

@@ -43,7 +43,9 @@ def check_sizes(cfg: DictConfig) -> None:
             "a process carries one worker or several, so choose 1 ... trainer.workers processes"
         )
     if trainer.global_batch < trainer.workers:
-        raise PreflightError(f"trainer.global_batch {trainer.global_batch} is below trainer.workers {trainer.workers}; each needs a row")
+        raise PreflightError(
+            f"trainer.global_batch {trainer.global_batch} is below trainer.workers {trainer.workers}; each needs a row"
+        )
     if cfg.seed < 0:
         raise PreflightError(f"seed {cfg.seed} is negative; use 0, 1, 2, ...")
 

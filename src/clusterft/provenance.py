@@ -12,7 +12,19 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("clusterft", "torch", "transformers", "accelerate", "peft", "datasets", "evalplus", "lm_eval", "numpy", "scikit-learn", "numba")
+_PACKAGES = (
+    "clusterft",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "evalplus",
+    "lm_eval",
+    "numpy",
+    "scikit-learn",
+    "numba",
+)
 
 
 @functools.cache
@@ -21,7 +33,9 @@ def commit() -> tuple[str, bool]:
     root = Path(__file__).resolve().parents[2]
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-        status = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True).stdout
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
     return head, bool(status.strip())
@@ -58,5 +72,9 @@ def hardware() -> dict[str, Any]:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    names = (
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
     return names[0] if names else platform.processor() or "unknown"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +20,7 @@ from clusterft import provenance, stages
 from clusterft.launch import Preempted
 from clusterft.records import Metric, RunRecord, Selection
 from clusterft.store import RunStore, run_id
-from clusterft.trainer import read_result
+from clusterft.trainer import TrainResult, read_result
 
 
 def run_one(cfg: DictConfig) -> RunRecord:
@@ -49,24 +50,46 @@ def run_one(cfg: DictConfig) -> RunRecord:
 def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
     ready = stages.prepare(cfg)
     selection, seconds = stages.select(cfg, ready, run_dir)
-    stages.run_on_workers(
-        cfg, "train", processes=cfg.runtime.processes, threads=cfg.runtime.threads_per_process, run_dir=run_dir
-    )
+    stages.run_on_workers(cfg, "train", processes=cfg.runtime.processes, threads=cfg.runtime.threads_per_process, run_dir=run_dir)
     trained = read_result(run_dir / "train")
     started = time.perf_counter()
     metrics = stages.evaluate(cfg, ready, run_dir)
+    evaluation_seconds = time.perf_counter() - started
+    if not cfg.runtime.keep_model:
+        shutil.rmtree(run_dir / "train" / "model")
+    return complete_record(
+        cfg,
+        name,
+        selection=selection,
+        pool_rows=len(ready.pool),
+        seconds=seconds,
+        trained=trained,
+        metrics=metrics,
+        evaluation_seconds=evaluation_seconds,
+    )
+
+
+def complete_record(
+    cfg: DictConfig,
+    name: str,
+    *,
+    selection: Selection,
+    pool_rows: int,
+    seconds: Mapping[str, float],
+    trained: TrainResult,
+    metrics: Sequence[Metric],
+    evaluation_seconds: float,
+) -> RunRecord:
+    """The record of a run whose stages have all finished. seconds: as `stages.select` returned them."""
     cost = {
         **seconds,
         "training_seconds": trained.wall_seconds,
-        "evaluation_seconds": time.perf_counter() - started,
+        "evaluation_seconds": evaluation_seconds,
         "total_seconds": seconds["selection_seconds"] + trained.wall_seconds,
         "peak_memory_gib": trained.peak_memory_gib,
     }
-    if not cfg.runtime.keep_model:
-        shutil.rmtree(run_dir / "train" / "model")
-    return _record(
-        cfg, name, "complete", selection=selection_facts(selection, len(ready.pool)), train=trained.facts(), metrics=tuple(metrics), cost=cost
-    )
+    facts = selection_facts(selection, pool_rows)
+    return _record(cfg, name, "complete", selection=facts, train=trained.facts(), metrics=tuple(metrics), cost=cost)
 
 
 def selection_facts(selection: Selection, pool_rows: int) -> dict:
@@ -108,5 +131,3 @@ def _record(
         cost=cost or {},
         error=error,
     )
-
-

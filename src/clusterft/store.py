@@ -28,7 +28,7 @@ from clusterft.exact import decimal_ratio
 from clusterft.records import RunRecord
 
 # Nodes that say where, how or why, never what: a run is the same run without them.
-_NOT_IDENTITY = ("runtime", "experiment", "scale", "domain", "baseline_sizes", "cell", "plan", "explain")
+_NOT_IDENTITY = ("runtime", "experiment", "scale", "domain", "baseline_sizes", "cell", "plan", "check", "explain")
 
 
 class StoreError(Exception):
@@ -116,7 +116,9 @@ class RunStore:
         try:
             held.acquire(timeout=0)
         except Timeout:
-            raise StoreError(f"run {run} is being worked on by another process; leave it alone or wait for its record.json") from None
+            raise StoreError(
+                f"run {run} is being worked on by another process; leave it alone or wait for its record.json"
+            ) from None
         try:
             yield
         finally:
