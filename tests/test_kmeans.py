@@ -278,6 +278,16 @@ def test_fewer_distinct_rows_than_clusters_are_reported_and_divided():
     assert model.inertia_ == 0
 
 
+def test_empty_clusters_are_filled_on_the_sample_and_on_all_rows():
+    points = np.repeat(np.arange(5.0), [9000, 500, 300, 200, 100])[:, None]
+    with pytest.warns(ConvergenceWarning, match="5 distinct values"):
+        model = CapacityKMeans(8, capacity_factor=None, random_state=0).fit(points)
+    assert np.bincount(model.labels_, minlength=8).min() >= 1
+    assert model.inertia_ < 1e-9
+    tight = CapacityKMeans(8, random_state=0, size_min=np.array([1, 1, 1, 1, 1, 1, 1, 10093]), size_max=10093).fit(points)
+    assert np.bincount(tight.labels_).tolist() == [1] * 7 + [10093]
+
+
 @pytest.mark.parametrize("k", [1, 7])
 def test_one_cluster_and_as_many_as_rows(k):
     points = np.random.default_rng(0).normal(size=(7, 3))

@@ -33,6 +33,9 @@ TIE = 1e-12
 HEAVY_FINISH = 2
 """A finish of more than this many times n k steps is put off for another scan with better prices."""
 
+MOST_SCANS = 8
+"""After so many scans the finish begins, however far the prices still have to go."""
+
 RESCAN_SHARE = 0.7
 """Share of doubtful rows from which a whole scan, which reads in order, is the quicker one."""
 
@@ -108,6 +111,7 @@ class _Solver:
 
     def __init__(self, source: CostSource, low: np.ndarray, high: np.ndarray, reach: float) -> None:
         self.source, self.low, self.high, self.reach = source, low, high, reach
+        self.best: tuple[float, np.ndarray | None] = (np.inf, None)
         self.scans = self.paths = 0
 
     def run(self, prices: np.ndarray, known: Scan | None = None) -> Assignment:
@@ -140,9 +144,22 @@ class _Solver:
             fresh[stale] = True
         return counts, guess, width
 
+    def _better_scan(self, scanned, counts, guess, width) -> np.ndarray | None:
+        """Prices for another scan when the Newton step leads beyond the rows that a finish may hold; back half way if the last
+        step made things worse; None when it is time to finish."""
+        misplaced = int(np.abs(counts - flows_for(scanned, counts, self.low, self.high)).sum())
+        if np.ptp(guess - scanned) <= width or self.scans >= MOST_SCANS:
+            return None
+        if misplaced < self.best[0]:
+            self.best = (misplaced, scanned)
+            return guess
+        return (scanned + self.best[1]) / 2
+
     def _finish(self, scanned: np.ndarray, scan: Scan, fresh: np.ndarray | None) -> Assignment | np.ndarray:
         """The assignment, or better prices to scan with when the finish would grow beyond its memory."""
         counts, guess, width = self._expected_changes(scanned, scan, fresh)
+        if (next_prices := self._better_scan(scanned, counts, guess, width)) is not None:
+            return next_prices
         labels, seconds, gaps = scan
         rows = np.flatnonzero(gaps <= width)
         costs = self.source.rows(rows)
@@ -157,17 +174,19 @@ class _Solver:
             return prices
         while True:
             tie = TIE * max(1e-300, float(np.abs(costs).max(initial=0.0)), float(np.abs(prices).max()))
+            state = own.copy(), counts.copy(), prices
             prices, balanced = self._balance(costs, own, counts, prices)
             moved = prices - scanned
             reach = np.nextafter(np.float32(np.ptp(moved) + 2 * tie), np.float32(np.inf))
             if not balanced:
+                own, counts, prices = state
                 reach = max(reach, np.partition(gaps, most := min(4 * rows.size + 64, self.source.n) - 1)[most])
             doubtful = np.setdiff1d(np.flatnonzero(gaps <= reach), rows, assume_unique=True)
             if balanced and not doubtful.size:
                 break
             if not doubtful.size:
                 raise RuntimeError("the balancing step found no path although the limits are feasible")
-            if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES and self.scans < 6:
+            if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES and self.scans < 6 and balanced:
                 return prices
             extra = self.source.rows(doubtful)
             extra_own = labels[doubtful].astype(np.int64)

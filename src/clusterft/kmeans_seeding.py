@@ -25,8 +25,7 @@ def starting_centers(
 ) -> np.ndarray:
     """(k, d) float64 centres: the best of n_init restarts of K-means under the limits, scaled down to the sample."""
     rows = sample_rows(table, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_CLUSTER * k), seed)
-    share = rows.size / table.n
-    scaled = np.floor(low * share).astype(np.int64), np.minimum(rows.size, np.ceil(high * share).astype(np.int64))
+    scaled = _scaled_limits(low, high, rows.size, table.n)
     with threadpool_limits(1):
         sample = table.block(rows).astype(np.float64)
         narrow = _narrow(sample, seed)
@@ -35,6 +34,13 @@ def starting_centers(
     if narrow is sample:
         return best.centers
     return np.stack([sample[best.labels == c].mean(0) for c in range(k)])
+
+
+def _scaled_limits(low: np.ndarray, high: np.ndarray, size: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Limits for `size` of n rows, at least one row a cluster and always feasible."""
+    few = np.maximum(np.floor(low * (size / n)).astype(np.int64), 1)
+    few[few.argmax()] -= max(0, int(few.sum()) - size)
+    return few, np.minimum(size, np.ceil(high * (size / n)).astype(np.int64))
 
 
 def _race(table: RowTable, points: np.ndarray, k: int, limits, n_init: int, max_iter: int, seed: int) -> LloydResult:
@@ -52,9 +58,9 @@ def _race(table: RowTable, points: np.ndarray, k: int, limits, n_init: int, max_
 
 
 def sample_rows(table: RowTable, size: int, seed: int) -> np.ndarray:
-    """Rows whose seeded content hash is smallest, in the order of the hash: the same contents for any order of the table."""
+    """Rows whose seeded lot is smallest, in the order of the lots: the same contents for any order of the table."""
     size = min(size, table.n)
-    mixed = (table.keys ^ np.uint64(seed_hash(seed, "kmeans sample"))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (table.draws ^ np.uint64(seed_hash(seed, "kmeans sample"))) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
     few = np.argpartition(mixed, size - 1)[:size] if size < table.n else np.arange(table.n)
     return few[np.argsort(mixed[few], kind="stable")]

@@ -70,7 +70,8 @@ def improve_prices(costs, labels, counts, guess, scanned, width, low, high) -> t
     for _ in range(NEWTON_STEPS):
         if best <= counts.size or not labels.size:
             break
-        for shrink in (1.0, 0.5, 0.25):
+        longest = min(1.0, 0.9 * width / max(float(np.ptp(guess - prices)), 1e-300))
+        for shrink in (longest, longest / 2, longest / 4):
             trial = prices + shrink * (guess - prices)
             trial[(np.sign(trial) != np.sign(guess)) & (guess == 0)] = 0.0
             new_labels, new_counts = labels.copy(), counts.copy()

@@ -23,8 +23,8 @@ class RowTable:
     """n rows of d numbers.
 
     chunk_rows  rows read at a time (default: about 8 MiB of float32)
-    After `survey`: norms (n,) float32, rounded up, of the rows less `shift`; keys (n,) uint64 of the contents; largest (d,)
-    float64.
+    After `survey`: norms (n,) float32, rounded up, of the rows less `shift`; keys (n,) uint64 of the contents; draws (n,)
+    uint64 lots for sampling; largest (d,) float64; variance: mean over the columns, of at most 1,024 rows.
     """
 
     def __init__(self, points: Any, *, chunk_rows: int | None = None) -> None:
@@ -43,6 +43,7 @@ class RowTable:
         self.shift: np.ndarray | None = None
         self.norms: np.ndarray | None = None
         self.keys: np.ndarray | None = None
+        self.draws: np.ndarray | None = None
 
     def spans(self, total: int | None = None) -> Iterator[slice]:
         total = self.n if total is None else total
@@ -78,8 +79,7 @@ class RowTable:
             block = self.block(span)
             _survey(block, span.start, multipliers, self.norms, self.keys, self.largest)
         self._refuse_bad_rows()
-        if not keys:
-            self.keys = None
+        self.keys, self.draws = (self.keys, _draws(self.keys)) if keys else (None, None)
         sample = self.block(self._sample(1024)).astype(np.float64)
         mean = sample.mean(0).astype(np.float32).astype(np.float64)
         self.variance = float(sample.var(0).mean())
@@ -92,8 +92,8 @@ class RowTable:
         if self.keys is None or size >= self.n:
             rows = np.unique(np.linspace(0, self.n - 1, min(self.n, size)).astype(np.int64))
         else:
-            rows = np.argpartition(self.keys, size)[:size]
-        return rows if self.keys is None else rows[np.argsort(self.keys[rows], kind="stable")]
+            rows = np.argpartition(self.draws, size)[:size]
+        return rows if self.keys is None else rows[np.argsort(self.draws[rows], kind="stable")]
 
     def _use_shift(self, mean: np.ndarray) -> None:
         """Far from the origin float32 products lose their digits: they are taken of the rows less a common shift."""
@@ -150,6 +150,21 @@ class ExactSums:
         if (self.counts == 0).any():
             raise ZeroDivisionError(f"cluster {int(np.argmin(self.counts))} is empty and has no mean")
         return self.totals / self.counts[:, None] / self.scales
+
+
+def _draws(keys: np.ndarray) -> np.ndarray:
+    """(n,) uint64 lots to sample rows by, from content and count: the second of two equal rows has a lot of its own, so that
+    a frequent row is sampled as often as its share asks for."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    place = np.arange(keys.size)
+    again = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
+    lots = np.empty_like(keys)
+    lots[order] = ordered + again * np.uint64(0x9E3779B97F4A7C15)
+    lots = (lots ^ (lots >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    lots = (lots ^ (lots >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return lots ^ (lots >> np.uint64(31))
 
 
 def key_multipliers(d: int) -> np.ndarray:
