@@ -27,6 +27,7 @@ from clusterft.exact import floor_product
 from clusterft.features import FeatureContext, FeatureStore, compute
 from clusterft.interfaces import EvalContext, Feature, FeatureSpec, Selector
 from clusterft.kmeans import check_feasible
+from clusterft.load_report import LoadReport
 from clusterft.models import load_model, load_tokenizer
 from clusterft.prompting import encode_pool, row_lengths
 from clusterft.records import Cost, Encoded, Metric, Pool, Selection
@@ -48,18 +49,22 @@ class Prepared:
     heldout: tuple[Encoded, ...]
     heldout_groups: tuple[str, ...]
     heldout_pool: Pool
+    report: LoadReport
 
 
-def prepare(cfg: DictConfig) -> Prepared:
-    """Loads, templates and tokenises. The same code for every selector, the trainer and the held-out loss."""
+def prepare(cfg: DictConfig, *, strict: bool = False) -> Prepared:
+    """Loads, templates and tokenises. The same code for every selector, the trainer and the held-out loss.
+
+    strict: stop at the first row that would be set aside. Raises data.DataError, and ValueError when no row is left.
+    """
     tokenizer = load_tokenizer(cfg.model, **places(cfg))
     count = partial(row_lengths, tokenizer=tokenizer, template=cfg.data.template)
-    pools = load_pool(cfg.data, assets_dir=places(cfg)["cache_dir"], count_tokens=count)
+    pools = load_pool(cfg.data, assets_dir=places(cfg)["cache_dir"], strict=strict, count_tokens=count)
     limits = {"max_row_tokens": cfg.data.max_row_tokens}
     pool, encoded = encode_pool(pools.train, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     groups = tuple(group_of(e, cfg.data.group_field) for e in heldout_pool.examples)
-    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool)
+    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool, pools.report)
 
 
 def make_selector(cfg: DictConfig) -> Selector:

@@ -1,0 +1,71 @@
+"""`clusterft eval FOLDER`: the evaluation stage of `run.py` on trained runs of a selection, and their record.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from clusterft import stages
+from clusterft.api import open_folder
+from clusterft.cli.console import console, facts_table
+from clusterft.config import load_frozen
+from clusterft.overrides import UserError
+from clusterft.records import RunRecord
+from clusterft.runner import complete_record
+from clusterft.selection_io import read_selection
+from clusterft.store import RunStore
+from clusterft.trainer import read_result
+
+
+def run(args: argparse.Namespace) -> int:
+    records = evaluate_folder(args.folder, args.run)
+    if args.json:
+        print(json.dumps([r.to_json() for r in records], indent=1, default=list))
+        return 0
+    for record in records:
+        rows = [(f"{m.task}/{m.name}", f"{m.value:.4f} {m.unit}, n={m.n:,}") for m in record.metrics]
+        console().print(facts_table(f"run {record.run_id}", rows or [("", "no evaluator is configured")]))
+    return 0
+
+
+def evaluate_folder(folder: Path, only: str | None) -> list[RunRecord]:
+    """Records of the trained runs: those on disk as they are, the others evaluated now.
+
+    Raises UserError if nothing was trained, and what an evaluator raises.
+    """
+    folder = folder.absolute()
+    seconds = open_folder(folder).header["seconds"]
+    store = RunStore(folder / "run")
+    trained = sorted(p.parents[1] for p in store.root.glob("*/train/result.json"))
+    trained = [p for p in trained if only in (None, p.name)]
+    if not trained:
+        what = f"no trained run {only}" if only else "no trained run"
+        raise UserError(f"{folder} holds {what}; run `clusterft train {folder.name}` first")
+    return [_evaluated(store, run_dir, seconds) for run_dir in trained]
+
+
+def _evaluated(store: RunStore, run_dir: Path, seconds: dict[str, float]) -> RunRecord:
+    done = store.read(run_dir.name)
+    if done is not None and done.status == "complete":
+        return done
+    cfg = load_frozen(run_dir / "config.yaml")
+    with store.lock(run_dir.name):
+        ready = stages.prepare(cfg)
+        selection = read_selection(run_dir / "selection")
+        selection.check_against(ready.pool)
+        started = time.perf_counter()
+        metrics = stages.evaluate(cfg, ready, run_dir)
+        record = complete_record(
+            cfg,
+            run_dir.name,
+            selection=selection,
+            pool_rows=len(ready.pool),
+            seconds=seconds,
+            trained=read_result(run_dir / "train"),
+            metrics=metrics,
+            evaluation_seconds=time.perf_counter() - started,
+        )
+        store.write(record)
+    return record

@@ -1,0 +1,77 @@
+"""`clusterft train FOLDER`: the training stage of `run.py` on a finished selection.
+
+Without options the run directory of the selection is continued. With other settings a further run directory is begun beside it,
+with the same selection; nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from clusterft import stages
+from clusterft.api import open_folder
+from clusterft.cli.console import console, duration, facts_table
+from clusterft.overrides import UserError
+from clusterft.preflight import preflight
+from clusterft.store import RunStore
+from clusterft.trainer import TrainResult, read_result
+
+OPTIONS = {
+    "epochs": "trainer.epochs",
+    "learning_rate": "trainer.learning_rate",
+    "workers": "trainer.workers",
+    "processes": "runtime.processes",
+    "device": "runtime.device",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    given = [f"{key}={getattr(args, name)}" for name, key in OPTIONS.items() if getattr(args, name) is not None]
+    run_dir, trained = train_folder(args.folder, [*args.settings, *given])
+    first, last = trained.losses[0], trained.losses[-1]
+    rows = [
+        ("steps", f"{trained.steps} of {trained.total_steps}, {trained.tokens:,} tokens, {duration(trained.wall_seconds)}"),
+        ("loss", f"{first:.4f} at the first step, {last:.4f} at the last"),
+        ("model", str(run_dir / "train" / "model")),
+    ]
+    console().print(facts_table("trained", rows))
+    return 0
+
+
+def train_folder(folder: Path, settings: Sequence[str]) -> tuple[Path, TrainResult]:
+    """The run directory and what training found. Raises UserError, StoreError, or launch.WorkerError from a rank."""
+    folder = folder.absolute()
+    selected = open_folder(folder)
+    cfg = changed(OmegaConf.load(selected.run_dir / "config.yaml"), settings)
+    cfg.runtime.runs_dir = str(folder / "run")
+    preflight(cfg)
+    store = RunStore(folder / "run")
+    run_dir = store.begin(cfg)
+    with store.lock(run_dir.name):
+        if not (run_dir / "selection" / "header.json").exists():
+            shutil.copytree(selected.run_dir / "selection", run_dir / "selection", dirs_exist_ok=True)
+        workers = {"processes": cfg.runtime.processes, "threads": cfg.runtime.threads_per_process}
+        stages.run_on_workers(cfg, "train", run_dir=run_dir, **workers)
+    return run_dir, read_result(run_dir / "train")
+
+
+def changed(cfg: DictConfig, settings: Sequence[str]) -> DictConfig:
+    """The configuration with `KEY=VALUE` settings. Raises UserError for a key that is absent or that selection depended on."""
+    OmegaConf.set_struct(cfg, True)
+    for setting in settings:
+        key, equals, _ = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting}: write KEY=VALUE, for example trainer.epochs=3")
+        if key.split(".")[0] not in ("trainer", "sampler", "runtime", "evaluators"):
+            raise UserError(f"--set {setting}: {key} belongs to the selection; select again to change it")
+        try:
+            OmegaConf.update(cfg, key, OmegaConf.select(OmegaConf.from_dotlist([setting]), key))
+        except OmegaConfBaseException as problem:
+            raise UserError(f"--set {setting}: {str(problem).splitlines()[0]}") from problem
+    return cfg
