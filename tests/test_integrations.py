@@ -210,7 +210,7 @@ def test_plain_torch_loop_ends_in_the_same_weights(yardstick, tmp_path):
     assert gap(tmp_path / "final.safetensors", expected) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["trainer", "sft"])
+@pytest.mark.parametrize("kind", ["trainer", pytest.param("sft", marks=pytest.mark.slow)])
 def test_hf_trainers_end_in_the_same_weights_also_after_a_resume_in_epoch_one(yardstick, tmp_path, kind):
     reduction, expected = yardstick
     if kind == "sft":

@@ -109,7 +109,7 @@ def test_arguments_that_make_no_sense_are_refused():
 
 def script(folder: Path, body: str) -> Path:
     path = folder / "parent.py"
-    light = "from clusterft import launch\nlaunch.PRELOAD = ('clusterft.forkserver_guard', 'torch')\n"  # these ranks need no more
+    light = "from clusterft import spawn\nspawn.PRELOAD = ('clusterft.forkserver_guard', 'torch')\n"  # these ranks need no more
     path.write_text(f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{light}{textwrap.dedent(body)}")
     return path
 

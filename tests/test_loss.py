@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from clusterft import launch
+from clusterft.carriers import MessageExchange, SharedExchange, choose_exchange
 from clusterft.distributed import Dist, single_process
-from clusterft.exchange import LocalExchange, MessageExchange, SharedExchange, TreeSum, choose_exchange, plan_layout
+from clusterft.exchange import LocalExchange, TreeSum, plan_layout
 from clusterft.loss import combine, per_sample_loss, step_denominator, target_loss, weighted_loss
 
 CASE15 = Path(__file__).parent / "golden" / "cases" / "15-weighted-update-exact"

@@ -11,18 +11,15 @@ bits where the blocks of workers are whole subtrees (W / P a power of two); else
 belongs to one rank, which sums its gradient and updates it (ZeRO stage 1 by whole tensors): all optimisers here treat tensors
 apart, so nothing changes.
 
-Two carriers with the same arithmetic: `MessageExchange` (all-to-all and broadcast; gloo or nccl, any number of nodes) and
-`SharedExchange` (processes of one host on CPU: gradients and weights lie in shared memory, nothing is sent).
+Here are the layout, the tree and the exchange of one process with itself; `carriers` holds those between processes.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as td
 from torch import Tensor, nn
 
 from clusterft.distributed import Dist
@@ -207,116 +204,3 @@ class LocalExchange:
         for i in self.owned:
             start, shape = self.layout.starts[i] - begin, self.layout.shapes[i]
             self.parameters[i].grad = shard[start : start + shape.numel()].view(shape)
-
-
-class MessageExchange(LocalExchange):
-    """Several processes anywhere: every rank sends each owner its part of the gradient, owners add along the tree."""
-
-    carrier = "messages"
-
-    def reduce(self) -> Tensor:
-        partial = self._partial()
-        if partial is None:
-            partial = self._free.pop() if self._free else self._new_buffer()
-            partial.zero_()
-        lengths = [end - begin for begin, end in self.layout.shards]
-        mine = lengths[self.dist.rank]
-        parts = torch.empty(self.dist.world * mine, dtype=partial.dtype, device=partial.device)
-        td.all_to_all_single(parts, partial, output_split_sizes=[mine] * self.dist.world, input_split_sizes=lengths)
-        self._free.append(partial)
-        tree = TreeSum(lambda a, b: a.add_(b))
-        for part in parts.view(self.dist.world, mine).unbind(0):
-            tree.push(part)
-        return tree.total()
-
-    def publish(self) -> None:
-        pending = [
-            td.broadcast(self.flat[begin:end], src=rank, async_op=True)
-            for rank, (begin, end) in enumerate(self.layout.shards)
-            if end > begin
-        ]
-        for work in pending:
-            work.wait()
-
-    def release(self, shard: Tensor) -> None:
-        """The shard is a part of the receive buffer, which goes with it."""
-
-
-class SharedExchange(LocalExchange):
-    """Processes of one host on CPU: one copy of the weights and one gradient buffer a rank lie in memory that all of them map.
-
-    The barriers in `reduce` (all gradients written) and `publish` (all shards updated) keep readers and writers apart.
-    """
-
-    carrier = "shared memory"
-
-    def __init__(
-        self, named: Sequence[tuple[str, nn.Parameter]], dist: Dist, *, first_worker: int = 0, ordered: bool = True
-    ) -> None:
-        super().__init__(named, dist, first_worker=first_worker, ordered=ordered)
-        self._outboxes = [self._shared(rank) for rank in range(dist.world)]
-        self._free.append(self._outboxes[dist.rank])
-
-    def _shared(self, src: int) -> Tensor:
-        """A vector in anonymous shared memory made by rank `src`. Opened through /proc: no name, no size limit, no leak."""
-        n_bytes = self.layout.numel * self.layout.dtype.itemsize
-        where = None
-        if self.dist.rank == src:
-            handle = os.memfd_create("clusterft")
-            os.ftruncate(handle, n_bytes)
-            where = f"/proc/{os.getpid()}/fd/{handle}"
-        where = self.dist.broadcast_object(where, src=src)
-        storage = torch.UntypedStorage.from_file(where, shared=True, nbytes=n_bytes)
-        self.dist.barrier()
-        if self.dist.rank == src:
-            os.close(handle)
-        return torch.tensor([], dtype=self.layout.dtype).set_(storage)
-
-    def _place_parameters(self) -> Tensor:
-        flat = self._shared(0)
-        self._adopt(flat, copy=self.dist.rank == 0)
-        self.dist.barrier()
-        return flat
-
-    def reduce(self) -> Tensor:
-        # The first worker takes the buffer that was freed last, the outbox, and sums stay in their left operand: no copy here.
-        outbox, partial = self._outboxes[self.dist.rank], self._partial()
-        if partial is None:
-            outbox.zero_()
-        elif partial.data_ptr() != outbox.data_ptr():
-            raise AssertionError("the summed gradient did not end in the shared buffer")
-        else:
-            self._free.append(outbox)
-        self.dist.barrier()
-        begin, end = self.layout.shards[self.dist.rank]
-        tree = TreeSum(lambda a, b: a.add_(b))
-        for gradient in self._outboxes:
-            tree.push(gradient[begin:end])
-        return tree.total()
-
-    def publish(self) -> None:
-        self.dist.barrier()
-
-    def release(self, shard: Tensor) -> None:
-        """The shard is a part of the shared buffers."""
-
-    def close(self) -> None:
-        super().close()
-        self._outboxes = []
-
-
-def choose_exchange(dist: Dist, carrier: str = "auto") -> type[LocalExchange]:
-    """auto: shared memory where all ranks are CPU processes of one host, else messages. The results are the same bits.
-
-    Raises ValueError for an unknown carrier or shared memory across hosts.
-    """
-    if carrier not in ("auto", "shared", "messages"):
-        raise ValueError(f"carrier={carrier!r} is not one of auto, shared, messages")
-    if dist.world == 1:
-        return LocalExchange
-    one_host = dist.device.type == "cpu" and dist.local_world == dist.world and hasattr(os, "memfd_create")
-    if carrier == "shared" and not one_host:
-        raise ValueError(
-            f"carrier=shared needs CPU processes of one Linux host, found {dist.local_world} of {dist.world} on {dist.device}"
-        )
-    return SharedExchange if carrier != "messages" and one_host else MessageExchange

@@ -1,4 +1,4 @@
-"""Imported by the fork server only (see launch.PRELOAD): lets it outlive a signal that is sent to the whole process group.
+"""Imported by the fork server only (see spawn.PRELOAD): lets it outlive a signal that is sent to the whole process group.
 
 SLURM and `timeout` signal every process of a job. The ranks answer with a checkpoint; the server that they were forked from
 has to live until they are done, because their exit codes reach the parent through it. Ranks set these signals back first

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from clusterft.allocation import ClusterBatchSampler, ShuffledBatchSampler
+from clusterft.carriers import choose_exchange
 from clusterft.distributed import Dist
-from clusterft.exchange import LocalExchange, choose_exchange
+from clusterft.exchange import LocalExchange
 from clusterft.heads import find_head
 from clusterft.loss import combine, step_denominator, target_loss
 from clusterft.optim import build_optimizer

@@ -97,7 +97,7 @@ def train(
     pad_id            any id of the vocabulary: padding is masked and carries no loss
     stop_after        return after this global step with a checkpoint; the same call without it goes on
     on_step           called on rank 0 with each step's metrics line
-    carrier           auto | shared | messages, see `exchange.choose_exchange`
+    carrier           auto | shared | messages, see `carriers.choose_exchange`
     logits            targets (only where there is a target) | full
     Raises ValueError for settings that do not fit, RankFailure on every rank when one of them meets a loss that is not finite,
     Preempted after a checkpoint on SIGTERM or SIGUSR1.
