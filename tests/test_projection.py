@@ -55,12 +55,31 @@ def test_equals_the_slow_product_in_float64():
     assert torch.allclose(projection.project(rows).double(), slow, rtol=0, atol=2e-7 * float(slow.abs().max()) * 10)
 
 
+@pytest.mark.parametrize("products", ["float32", "int8"])
 @pytest.mark.parametrize("backend", ["numba", "torch"])
-@pytest.mark.parametrize("block", [1, 7, 4096])
-def test_bit_equal_for_any_block(backend, block):
+@pytest.mark.parametrize("block", [7, 4096])
+def test_bit_equal_for_any_block(backend, block, products):
     rows = gradients(2, 5000)
     whole = SignProjection(5000, 96, seed=1).project(rows)
-    assert torch.equal(SignProjection(5000, 96, seed=1, backend=backend, block_features=block).project(rows), whole)
+    ours = SignProjection(5000, 96, seed=1, backend=backend, block_features=block, products=products)
+    assert torch.equal(ours.project(rows), whole)
+
+
+def test_bit_equal_for_blocks_of_one():
+    rows = gradients(2, 300)
+    whole = SignProjection(300, 96, seed=1).project(rows)
+    for products in ("float32", "int8"):
+        assert torch.equal(SignProjection(300, 96, seed=1, block_features=1, products=products).project(rows), whole)
+
+
+def test_the_largest_entries_stay_exact():
+    """Rows of one size: every entry at the end of the grid, in a whole block of 8,192."""
+    rows = torch.ones(3, 8192) * torch.tensor([[1.0], [-1.0], [1.999999]])
+    for products in ("float32", "int8"):
+        projection = SignProjection(8192, 64, seed=0, block_features=8192, products=products)
+        sums = projection.signs(0, 8192).double().sum(0)
+        expected = torch.stack([sums, -sums, sums * round(1.999999 * 2**21) / 2**21]) / 8
+        assert torch.equal(projection.project(rows), expected.float())
 
 
 def test_bit_equal_alone_or_in_a_batch():
@@ -161,6 +180,8 @@ def test_refusals():
         SignProjection(10, 4, 0, backend="cuda")
     with pytest.raises(ValueError, match="8192"):
         SignProjection(10, 4, 0, block_features=10_000)
+    with pytest.raises(ValueError, match="int8"):
+        SignProjection(10, 4, 0, products="bf16")
     with pytest.raises(ValueError, match="11"):
         SignProjection(10, 4, 0).project(torch.zeros(1, 11))
 
