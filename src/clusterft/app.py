@@ -22,11 +22,16 @@ def register_schema() -> None:
     ConfigStore.instance().store(name="run_schema", node=RunConfig)
 
 
+def quiet_libraries() -> None:
+    """Keeps the progress bars of weight files out of a run's own progress; must come before transformers is imported."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 @contextmanager
 def said_plainly() -> Iterator[None]:
     """Turns the errors that a person can mend into one sentence on stderr and exit code 2.
 
-    Anything else is a fault of the program and keeps its stack trace; CLUSTERFT_TRACE=1 keeps it for every error.
+    A run that was asked to stop and wrote its checkpoint leaves with code 75 (EX_TEMPFAIL): schedulers requeue on it. Anything else is a fault of the program and keeps its stack trace; CLUSTERFT_TRACE=1 keeps it for every error.
     """
     if os.environ.get("CLUSTERFT_TRACE"):
         yield
@@ -35,12 +40,25 @@ def said_plainly() -> Iterator[None]:
         yield
     except (UserError, StoreError, ValueError, FileNotFoundError, OmegaConfBaseException) as problem:
         _leave(str(problem))
+    except RuntimeError as problem:
+        _leave_known(problem)
+        raise
     except OSError as problem:
         if problem.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
             raise
         _leave(
             f"{problem.strerror}: {problem.filename}; nothing finished before was lost, free some room and run the same command again"
         )
+
+
+def _leave_known(problem: RuntimeError) -> None:
+    """Leaves for a failed rank or a preempted run. Their classes are looked up late: no torch for a command that needs none."""
+    distributed, ranks = sys.modules.get("clusterft.distributed"), sys.modules.get("clusterft.launch")
+    if distributed is not None and isinstance(problem, distributed.Preempted):
+        print(f"stopped: {problem}; the same command goes on from here", file=sys.stderr)
+        sys.exit(distributed.EXIT_PREEMPTED)
+    if ranks is not None and isinstance(problem, ranks.WorkerError):
+        _leave(str(problem))
 
 
 def _leave(message: str) -> None:

@@ -113,7 +113,7 @@ class RuntimeConfig:
     launcher: str = MISSING  # spawn | torchrun
     keep_model: bool = MISSING  # keep the trained weights after evaluation
     progress: bool = MISSING
-    wandb: str = MISSING  # online | offline | disabled
+    wandb: str = MISSING  # auto (offline where it is installed) | online | offline | disabled
 
 
 @dataclass

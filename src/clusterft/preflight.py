@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from clusterft import stages
 from clusterft.overrides import UserError
+from clusterft.tracking import check_mode
 
 LAPTOP_HINT = "try +scale=laptop, which needs neither GPU nor network"
 
@@ -27,6 +28,7 @@ def preflight(cfg: DictConfig) -> None:
     check_device(cfg)
     check_hub(cfg)
     check_disk(cfg)
+    check_mode(cfg.runtime.wandb)
     stages.make_selector(cfg)
     for evaluator in stages.evaluators(cfg).values():
         check = getattr(evaluator, "preflight", None)

@@ -44,6 +44,8 @@ def run_one(cfg: DictConfig) -> RunRecord:
             (run_dir / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             raise
         store.write(record)
+        for checkpoint in (run_dir / "train").glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
     return record
 
 

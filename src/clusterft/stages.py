@@ -33,6 +33,7 @@ from clusterft.prompting import encode_pool, row_lengths
 from clusterft.records import Cost, Encoded, Metric, Pool, Selection
 from clusterft.seeding import generator, seed_hash
 from clusterft.selection_io import read_selection, write_selection
+from clusterft.tracking import wandb_tracker
 
 # Keys of the selector node that say how much to keep; the rest are the method's own parameters.
 BUDGET_KEYS = ("ratio", "budget", "rows")
@@ -211,17 +212,21 @@ def train_entry(*, dist: Dist, config_path: str) -> None:
     ready = prepare(cfg)
     selection = read_selection(run_dir / "selection")
     selection.check_against(ready.pool)
-    train(
-        model_for(cfg, device=str(dist.device)),
-        selected_rows(ready, selection),
-        selection,
-        cfg.trainer,
-        cfg.sampler,
-        dist=dist,
-        out_dir=run_dir / "train",
-        seed=seed_hash(cfg.seed, "train"),
-        tokenizer=ready.tokenizer,
-    )
+    mode = cfg.runtime.wandb if dist.is_main else "disabled"
+    facts = OmegaConf.to_container(cfg, resolve=True)
+    with wandb_tracker(mode, run_id=run_dir.name, folder=run_dir / "train", config=facts) as tracker:
+        train(
+            model_for(cfg, device=str(dist.device)),
+            selected_rows(ready, selection),
+            selection,
+            cfg.trainer,
+            cfg.sampler,
+            dist=dist,
+            out_dir=run_dir / "train",
+            seed=seed_hash(cfg.seed, "train"),
+            tokenizer=ready.tokenizer,
+            on_step=tracker,
+        )
 
 
 def features_entry(*, dist: Dist, config_path: str) -> None:
