@@ -27,13 +27,13 @@ def starting_centers(
     rows = sample_rows(table, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_CLUSTER * k), seed)
     scaled = _scaled_limits(low, high, rows.size, table.n)
     with threadpool_limits(1):
-        sample = table.block(rows).astype(np.float64)
+        sample = table.block(rows)
         narrow = _narrow(sample, seed)
         small = RowTable(narrow).survey()
         best = _race(small, narrow, k, scaled, n_init, max_iter, seed)
-    if narrow is sample:
+    if table.d <= 2 * WIDTH:
         return best.centers
-    return np.stack([sample[best.labels == c].mean(0) for c in range(k)])
+    return np.stack([sample[best.labels == c].mean(0, dtype=np.float64) for c in range(k)])
 
 
 def _scaled_limits(low: np.ndarray, high: np.ndarray, size: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,10 +94,10 @@ def _sq_distances_to(points: np.ndarray, lengths: np.ndarray, picks) -> np.ndarr
 def _narrow(sample: np.ndarray, seed: int) -> np.ndarray:
     """The sample on its WIDTH leading directions (randomised range finder, two power iterations), or itself if it is narrow."""
     if sample.shape[1] <= 2 * WIDTH:
-        return sample
-    centred = sample - sample.mean(0)
-    basis = generator(seed, "kmeans projection").standard_normal((sample.shape[1], WIDTH + 8))
+        return sample.astype(np.float64)
+    centred = (sample - sample.mean(0, dtype=np.float64).astype(sample.dtype)).astype(np.float32, copy=False)
+    basis = generator(seed, "kmeans projection").standard_normal((sample.shape[1], WIDTH + 8), dtype=np.float32)
     for _ in range(2):
         basis = np.linalg.qr(centred.T @ (centred @ basis))[0]
-    found = centred @ basis
+    found = (centred @ basis).astype(np.float64)
     return found @ np.linalg.eigh(found.T @ found)[1][:, ::-1][:, :WIDTH]
