@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -221,11 +222,16 @@ def test_small_data_hold_a_tenth_out(tmp_path):
 
 def test_models_are_found_by_name_folder_and_file(tmp_path):
     assert model_choice("smollm2_135m") == ("smollm2_135m", {})
-    folder = Path(__file__).parent / "golden" / "tiny_llama"
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        model_choice(str(Path(__file__).parent / "golden" / "tiny_llama"))
+    folder = tmp_path / "model"
+    shutil.copytree(Path(__file__).parent / "golden" / "tiny_llama", folder)
+    (folder / "tokenizer.json").write_text("{}")
     name, values = model_choice(str(folder))
     assert (name, values["architecture"], values["path"]) == ("local", "LlamaForCausalLM", str(folder))
+    (folder / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no model architecture"):
-        model_choice(str(tmp_path))
+        model_choice(str(folder))
     assert plain_name(Path("/x/../é<b> data.v2.jsonl.gz")) == "b-data"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from clusterft.composing import Request, compose_request, plain_name
+from clusterft.composing import Request, command_of, compose_request, plain_name
 from clusterft.exact import floor_product
 from clusterft.export import HEADER, file_facts, read_header, write_folder
 from clusterft.overrides import UserError
@@ -64,6 +64,7 @@ def select(
     holdout: int | None = None,
     device: str = "cpu",
     strict: bool = False,
+    report: bool = False,
     progress: bool = False,
     settings: Sequence[str] = (),
 ) -> SelectResult:
@@ -73,6 +74,7 @@ def select(
     model     a name in conf/model, a folder of save_pretrained, a GGUF file or a hub id
     keep, rows, ratio   exactly one, see `composing.Request`
     strict    stop at the first row that cannot be used
+    report    write report.html and report.md as well
 
     Raises UserError, DataError (a ValueError) or StoreError with one sentence that says what to change.
     """
@@ -93,11 +95,11 @@ def select(
         progress=progress,
         settings=tuple(settings),
     )
-    return run_request(request, Path(out) if out is not None else None, strict=strict)
+    return run_request(request, Path(out) if out is not None else None, strict=strict, report=report)
 
 
-def run_request(request: Request, out: Path | None, *, strict: bool = False) -> SelectResult:
-    """`select` for a request that is already made."""
+def run_request(request: Request, out: Path | None, *, strict: bool = False, report: bool = False) -> SelectResult:
+    """`select` for a request that is already made; `report` adds report.html and report.md."""
     from clusterft import stages
     from clusterft.preflight import preflight
 
@@ -118,8 +120,14 @@ def run_request(request: Request, out: Path | None, *, strict: bool = False) -> 
     run_dir = store.begin(cfg)
     with store.lock(run_dir.name):
         selection, seconds = stages.select(cfg, ready, run_dir)
-        header = write_folder(folder, cfg, ready, selection, seconds, labels)
-    return SelectResult(folder, run_dir, selection, header)
+        facts = {"command": command_of(request, folder), "seconds": seconds}
+        header = write_folder(folder, cfg, ready, selection, facts, labels)
+    result = SelectResult(folder, run_dir, selection, header)
+    if report:
+        from clusterft.reporting import report_result
+
+        report_result(result, cfg, ready, {})
+    return result
 
 
 def default_folder(cfg: DictConfig, request: Request) -> Path:

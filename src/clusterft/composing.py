@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +30,8 @@ from clusterft.sources import read_rows
 SELECTORS = ("cluster", "random", "ifd", "less", "s2l", "full")
 HELDOUT_ROWS = 64
 """Rows held out of data of at least ten times as many; a tenth of smaller data."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -108,6 +111,19 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         raise UserError(f"the settings cannot be composed: {' '.join(str(problem).split())[:300]}") from problem
 
 
+def command_of(request: Request, out: Path) -> str:
+    """The command line of a request, quoted for a shell: what a report says to repeat it."""
+    words = ["clusterft", "select", *map(str, request.data), "--model", request.model, "--selector", request.selector]
+    options = ("keep", "rows", "ratio", "clusters", "seed", "template", "max_length", "holdout", "device")
+    for name in options:
+        value = getattr(request, name)
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    for setting in request.settings:
+        words += ["--set", setting]
+    return shlex.join([*words, "--out", str(out)])
+
+
 def _check_budget(request: Request) -> None:
     given = [name for name in ("keep", "rows", "ratio") if getattr(request, name) is not None]
     if request.selector not in SELECTORS:
@@ -179,6 +195,8 @@ def model_choice(spec: str) -> tuple[str, dict[str, Any]]:
         return spec, {}
     path = Path(spec).expanduser()
     if path.is_dir():
+        if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            raise UserError(f"{path} holds no tokenizer ({', '.join(TOKENIZER_FILES)}); save it there with save_pretrained")
         return "local", {
             "name": plain_name(path),
             "path": str(path.absolute()),

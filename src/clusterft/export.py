@@ -55,12 +55,13 @@ def write_folder(
     cfg: DictConfig,
     ready: Any,
     selection: Selection,
-    seconds: Mapping[str, float],
+    facts: Mapping[str, Any],
     labels: Mapping[str, int] | None,
 ) -> dict[str, Any]:
     """Writes everything and returns the header. Each file is whole or absent; the header comes last.
 
     ready   stages.Prepared
+    facts   further entries of the header: the command, the seconds
     labels  cluster of every usable row of the pool, None for methods without clusters
 
     Raises DataError if labels contradict the selection.
@@ -77,7 +78,8 @@ def write_folder(
     rejected = (*ready.pool.rejected, *ready.heldout_pool.rejected)
     write_lines(folder / "rejected.jsonl", map(_rejection_line, rejected))
     write_lines(folder / "messages.jsonl", (_json_line({"messages": messages(e)}) for e in rows))
-    header = make_header(cfg, ready, selection, seconds) | {
+    header = make_header(cfg, ready, selection) | {
+        **facts,
         "subset": {"rows": len(rows), "source_bytes": own, "re_encoded": len(rows) - own},
         "unsupervised_answers": unsupervised_answers(rows),
         "rejected": len(rejected),
@@ -88,8 +90,8 @@ def write_folder(
     return header
 
 
-def make_header(cfg: DictConfig, ready: Any, selection: Selection, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """What names a selection: the contents it was made from, how, with which versions, and what it cost."""
+def make_header(cfg: DictConfig, ready: Any, selection: Selection) -> dict[str, Any]:
+    """What names a selection: the contents it was made from, how, with which versions."""
     from clusterft.models import model_identity
 
     return {
@@ -109,7 +111,6 @@ def make_header(cfg: DictConfig, ready: Any, selection: Selection, seconds: Mapp
         "config_sha256": hashlib.sha256(OmegaConf.to_yaml(cfg, resolve=True).encode()).hexdigest(),
         "versions": provenance.packages(),
         "commit": provenance.commit()[0],
-        "seconds": dict(seconds),
         "info": dict(selection.info),
         "rejected_by_method": len(selection.rejected),
     }

@@ -19,6 +19,7 @@ def add_commands(commands: Any) -> None:
     commands.add_parser("compare", help="is run A no worse than run B?", add_help=False)
     report = commands.add_parser("report", help="write report.html and report.md of a selection")
     report.add_argument("folder", type=Path, help="folder written by clusterft select")
+    report.add_argument("--with", dest="others", nargs="+", default=[], type=Path, metavar="FOLDER", help="selections to compare")
 
 
 def _source(p: argparse.ArgumentParser) -> None:
@@ -48,6 +49,7 @@ def _select(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--holdout", type=int, metavar="N", help="rows set apart for the loss (default 64, a tenth of small data)")
     p.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default DATA-SELECTOR)")
+    p.add_argument("--no-report", action="store_true", help="leave report.html and report.md out")
     p.add_argument("--dry-run", action="store_true", help="print plan, memory, time and files; write nothing")
 
 

@@ -22,12 +22,14 @@ from omegaconf import DictConfig
 from clusterft.cli.console import console, duration, facts_table, size
 from clusterft.composing import Request, compose_request
 from clusterft.data import Pools, load_pool
-from clusterft.records import Example, Pool
+from clusterft.records import IGNORE_INDEX, Example, Pool
 
 SAMPLE_ROWS = 5000
 """Rows that are tokenised at most: their ids are hashes, so the lowest ones are a sample that no order of rows can bias."""
 
 LOW_DISK = 2 << 30
+UNCUT = 1 << 30
+"""A maximum length that cuts nothing."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,15 +75,21 @@ def sample(examples: Sequence[Example]) -> list[Example]:
 
 
 def tokens(cfg: DictConfig, examples: Sequence[Example], total: int) -> dict[str, Any]:
-    """Lengths, truncation, prompt share and the tokenizer's ways, over the sample. `error` where no row has an answer left."""
-    from clusterft import stages
-    from clusterft.models import load_tokenizer
-    from clusterft.prompting import encode_pool_with_report, row_lengths
+    """Lengths, truncation, prompt share and the tokenizer's ways over the sample, which is tokenised once and uncut.
 
-    tokenizer = load_tokenizer(cfg.model, **stages.places(cfg))
-    limit = cfg.trainer.max_length
-    lengths = np.asarray(row_lengths(examples, tokenizer, cfg.data.template))
-    found: dict[str, Any] = {
+    `error` says so where no row has an answer token within max_length.
+    """
+    from clusterft.models import load_tokenizer
+    from clusterft.prompting import encode_pool_with_report
+
+    tokenizer = load_tokenizer(cfg.model, assets_dir=cfg.runtime.assets_dir, cache_dir=cache_dir(cfg))
+    limit, pool = cfg.trainer.max_length, Pool(cfg.data.name, tuple(examples))
+    kept, encoded, report = encode_pool_with_report(pool, tokenizer, cfg.data.template, UNCUT)
+    lengths = np.array([len(e) for e in encoded])
+    cut = sum(bool((e.labels[limit:] != IGNORE_INDEX).any()) for e in encoded)
+    targets = np.array([int((e.labels[1:limit] != IGNORE_INDEX).sum()) for e in encoded])
+    answerless = [kept.examples[i] for i in np.flatnonzero(targets == 0)]
+    found = {
         "rows": len(examples),
         "of": total,
         "max_length": limit,
@@ -89,23 +97,19 @@ def tokens(cfg: DictConfig, examples: Sequence[Example], total: int) -> dict[str
         "median": int(np.median(lengths)),
         "p95": int(np.quantile(lengths, 0.95)),
         "longest": int(lengths.max()),
+        "longest_row": list(report.longest),
         "over_max_length": int((lengths > limit).sum()),
         "histogram": histogram(lengths),
-    }
-    try:
-        pool, _, report = encode_pool_with_report(Pool(cfg.data.name, tuple(examples)), tokenizer, cfg.data.template, limit)
-    except ValueError as problem:
-        return found | {"error": str(problem)}
-    share = report.prompt_tokens / (report.prompt_tokens + report.target_tokens)
-    return found | {
-        "answers_cut": report.answers_cut,
-        "no_target_tokens": [[r.source, r.line, r.detail] for r in pool.rejected[:3]],
-        "no_target_count": len(pool.rejected),
-        "prompt_share": round(share, 4),
-        "target_tokens": report.target_tokens,
+        "answers_cut": cut - len(answerless),
+        "no_target_count": len(answerless),
+        "no_target_rows": [[e.source, e.line] for e in answerless[:3]],
+        "prompt_share": round(1 - float(targets.sum()) / float(np.minimum(lengths, limit).sum()), 4),
+        "target_tokens": int(targets.sum()),
         "tokenizer": report.tokenizer_line,
-        "longest_row": list(report.longest),
     }
+    return found | (
+        {"error": f"no row has an answer token within {limit} tokens; raise --max-length"} if not targets.any() else {}
+    )
 
 
 def histogram(lengths: np.ndarray) -> list[list[int]]:
@@ -119,9 +123,7 @@ def machine(cfg: DictConfig) -> dict[str, Any]:
     """Disk, GPUs, assets, positions that the model knows."""
     import torch
 
-    from clusterft import stages
-
-    cache = stages.places(cfg)["cache_dir"]
+    cache = cache_dir(cfg)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     assets = Path(cfg.runtime.assets_dir)
     return {
@@ -133,6 +135,11 @@ def machine(cfg: DictConfig) -> dict[str, Any]:
         "assets": str(assets) if (assets / ".complete").is_file() else None,
         "positions": positions(cfg),
     }
+
+
+def cache_dir(cfg: DictConfig) -> Path:
+    """As `stages.places`, whose module takes seconds to import."""
+    return Path(cfg.runtime.cache_dir).expanduser()
 
 
 def positions(cfg: DictConfig) -> int | None:
@@ -172,12 +179,15 @@ def findings(cfg: DictConfig, pools: Pools, facts: dict[str, Any]) -> Iterator[s
         yield f"{len(places):,} rows are kept but look odd: {reason}"
     yield from (f"note: {note}" for note in report.notes)
     scope = "" if tokens["rows"] == tokens["of"] else f" in a sample of {tokens['rows']:,}"
-    if tokens.get("answers_cut"):
+    if tokens["answers_cut"]:
         yield f"{tokens['answers_cut']:,} answers{scope} are cut at {tokens['max_length']} tokens; raise --max-length"
-    if tokens.get("no_target_count"):
-        source, line, detail = tokens["no_target_tokens"][0]
-        yield f"{tokens['no_target_count']:,} rows{scope} have no answer token left, first {source} line {line}: {detail}"
-    if "EOS supervised = no" in tokens.get("tokenizer", ""):
+    if tokens["no_target_count"]:
+        source, line = tokens["no_target_rows"][0]
+        yield (
+            f"{tokens['no_target_count']:,} rows{scope} have no answer token within {tokens['max_length']} and cannot be used, "
+            f"first {source} line {line}; raise --max-length"
+        )
+    if "EOS supervised = no" in tokens["tokenizer"]:
         yield "no answer ends in a supervised EOS token: the trained model would not learn to stop"
     if (
         machine["positions"] is not None

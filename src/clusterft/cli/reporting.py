@@ -1,16 +1,13 @@
-"""`clusterft report FOLDER`: report.html and report.md, written by `clusterft.report`."""
+"""`clusterft report FOLDER`: report.html and report.md of a finished selection."""
 
 from __future__ import annotations
 
 import argparse
 
-from clusterft.export import read_header
+from clusterft.reporting import report_folder
 
 
 def run(args: argparse.Namespace) -> int:
-    from clusterft.report import write_report
-
-    read_header(args.folder)
-    write_report(args.folder)
-    print(args.folder / "report.html")
+    for path in report_folder(args.folder, args.others):
+        print(path)
     return 0

@@ -18,10 +18,10 @@ def run(args: argparse.Namespace) -> int:
 
         dry_run(request, args.out, strict=args.strict)
         return 0
-    result = run_request(request, args.out, strict=args.strict)
+    result = run_request(request, args.out, strict=args.strict, report=not args.no_report)
     out = console()
     out.print(facts_table(f"{result.header['budget']:,} of {result.header['pool_rows']:,} rows kept", summary(result)))
-    out.print("next: clusterft report, clusterft train, or the files in that folder with a trainer of your own", style="dim")
+    out.print("next: clusterft train, or the files in that folder with a trainer of your own", style="dim")
     return 0
 
 
@@ -61,6 +61,8 @@ def summary(result: SelectResult) -> Iterator[tuple[str, str]]:
         yield "note", f"{header['subset']['re_encoded']:,} rows come from formats without lines and were written as JSON"
     yield "time", f"features {duration(seconds['feature_seconds'])}, choice {duration(seconds['choose_seconds'])}"
     yield "folder", str(result.folder)
+    if (result.folder / "report.html").is_file():
+        yield "report", str(result.folder / "report.html")
 
 
 def reasons(rejected: dict[str, int]) -> str:
