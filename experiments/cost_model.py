@@ -24,10 +24,22 @@ class Hardware:
     train_flops: float
     forward_flops: float
     decode_tokens_per_second: float
+    shared: bool = False  # all workers share this one device
+    start_seconds: float = 0.0  # starting processes and loading weights, once a run
 
 
 H100 = Hardware("H100", train_flops=0.40 * 989e12, forward_flops=0.45 * 989e12, decode_tokens_per_second=1000.0)
 """989e12: dense bf16 peak of an H100 SXM; 40 and 45 % utilisation and the decoding rate (7B, batches of 16) are assumptions."""
+
+TWO_CORES = Hardware(
+    "2 CPU cores", train_flops=1.2e11, forward_flops=2.6e11, decode_tokens_per_second=120.0, shared=True, start_seconds=8.0
+)
+"""What two cores with AVX-512 gave for the 135 M model in bf16 autocast: some 150 tokens/s training, 1,000 forward."""
+
+
+def hardware_for(device: str) -> Hardware:
+    """H100 for cuda, two cores for cpu: where the estimate of a configuration comes from until runs were measured."""
+    return TWO_CORES if device == "cpu" else H100
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,9 @@ class Assumptions:
             "magicoder_oss_instruct_75k": 450.0,
             "evol_instruct_code_80k": 450.0,
             "medinstruct_52k": 200.0,
+            "stdlib_instruct": 215.0,
+            "stdlib_instruct_b": 215.0,
+            "medical_smoke_instruct": 120.0,
         }
     )
     share_at_full_ratio: float = 0.6  # K q / N at r = 1: the paper reports 59 and 65.9 %, an unbalanced clustering gives less
@@ -105,7 +120,7 @@ class CostModel:
         tokens = rows * self._mean_tokens(config)
         p = parameters(config["model"]["shape"])
         trainer = config["trainer"]
-        devices = trainer["workers"]
+        devices = 1 if self.hardware.shared else trainer["workers"]
         forward, backward = PASSES[selector_name(config)]
         choose = tokens * (2 * forward + 4 * backward) * p
         if selector_name(config) == "s2l":
@@ -114,12 +129,18 @@ class CostModel:
             choose = tokens * 2 * p  # the budget is read off CluSTER's clusters; shared through the feature store
         a_token = 8 if trainer["gradient_checkpointing"] else 6
         train = tokens * self.share(config) * trainer["epochs"] * a_token * p
-        decode = self.assumptions.eval_problems * self.assumptions.eval_tokens / self.hardware.decode_tokens_per_second
         return {
             "selection": choose / (devices * self.hardware.forward_flops),
             "training": train / (devices * self.hardware.train_flops),
-            "evaluation": decode,
+            "evaluation": self.eval_tokens(config) / self.hardware.decode_tokens_per_second + self.hardware.start_seconds,
         }
+
+    def eval_tokens(self, config: Mapping[str, Any]) -> float:
+        """Tokens to generate: of the subset that the configuration names, else of the benchmarks as a whole."""
+        named = [node for node in (config.get("evaluators") or {}).values() if node.get("subset")]
+        if named:
+            return float(sum(node["subset"]["n"] * node["max_new_tokens"] for node in named))
+        return self.assumptions.eval_problems * self.assumptions.eval_tokens
 
     def share(self, config: Mapping[str, Any]) -> float:
         """Expected share of the pool that a run trains on."""
@@ -138,7 +159,8 @@ class CostModel:
 
     def _mean_tokens(self, config: Mapping[str, Any]) -> float:
         mean = self.assumptions.mean_tokens[config["data"]["name"]]
-        return min(mean, float(config["trainer"]["max_length"]))
+        limits = [config["trainer"]["max_length"], config["data"].get("max_row_tokens")]
+        return min(mean, *(float(limit) for limit in limits if limit is not None))
 
     def _from_measured(self, config: Mapping[str, Any]) -> float | None:
         alike = [r for r in self.measured if _place(r.config) == _place(config) and r.status == "complete"]

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from clusterft.records import RunRecord
 from clusterft.store import RunStore
 from experiments.analysis import make_table
-from experiments.cost_model import CostModel
+from experiments.cost_model import CostModel, hardware_for
 from experiments.plan import Plan, PlannedCell, combine, describe, plan
 from experiments.recordstore import Records, export_records, load_records
 from experiments.render import explain
@@ -29,6 +29,10 @@ from experiments.results import check_results, write_results
 from experiments.spec import ExperimentConfig, load_spec, override_key
 from experiments.table import Table
 from experiments.terminal import print_table
+
+ALL = "all"
+SHARED = ("experiment", "scale")
+"""Overrides under which other tables are planned when a table tells what it shares with them."""
 
 Run = Callable[[DictConfig], RunRecord]
 Preflight = Callable[[DictConfig], None]
@@ -50,11 +54,12 @@ class Driver:
         self.resolve = Resolver(overrides)
         self.available = available_selectors()
         self.runs_dir = Path(cfg.runtime.runs_dir)
+        self.hardware = hardware_for(cfg.runtime.device)
         self.results = ROOT / "results" / self.scale
 
     def plan(self, records: Records) -> Plan:
         """What is complete, missing, failed; reads only the records."""
-        cost = CostModel(measured=[run.stored.record for run in records.runs() if run.stored])
+        cost = CostModel(self.hardware, measured=[run.stored.record for run in records.runs() if run.stored])
         return plan(self.spec, self.resolve, records, self.available, cost)
 
     def wanted(self, planned: Plan, cell: int | None) -> list[PlannedCell]:
@@ -103,6 +108,8 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
         return
     planned = [one.plan(load_records([one.runs_dir])) for one in every]
     wanted = [one.wanted(its, cfg.cell) for one, its in zip(every, planned, strict=True)]
+    if cfg.plan and len(every) == 1:
+        planned = [combine([planned[0], *plans_of_others(every[0])]).plans[every[0].spec.id]]
     if cfg.cell is None:
         show_plans(planned, console)
     if cfg.plan:
@@ -112,6 +119,13 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     if cfg.cell is None:
         for one in every:
             finish(one, measure, console)
+
+
+def plans_of_others(one: Driver) -> list[Plan]:
+    """The plans of all other tables and figures at this scale: which of them share a run with this one."""
+    whole = [f"+experiment={ALL}" if override_key(o) == "experiment" else o for o in one.overrides if override_key(o) in SHARED]
+    records = load_records([one.runs_dir])
+    return [other.plan(records) for other in drivers(compose("config", overrides=whole), whole) if other.spec.id != one.spec.id]
 
 
 def show_plans(planned: Sequence[Plan], console: Console) -> None:
