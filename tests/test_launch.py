@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from clusterft import launch
-from clusterft.distributed import Dist, check_device, init_from_env, layout_from_env, single_process
+from clusterft.distributed import Dist, Preempted, check_device, init_from_env, layout_from_env, single_process
+from clusterft.ranks import Report, judge
 
 HERE = Path(__file__).parent
 
@@ -217,3 +218,10 @@ def test_an_absent_device_is_refused_never_replaced():
     with pytest.raises(ValueError, match="not one of cpu, cuda"):
         check_device("meta")
     assert single_process().device == torch.device("cpu")
+
+
+def test_a_signal_after_the_last_step_still_stops_the_run():
+    done = [Report(0, "done"), Report(1, "done")]
+    judge(done, set())
+    with pytest.raises(Preempted, match="SIGTERM came when the ranks had finished"):
+        judge(done, {signal.SIGTERM})

@@ -82,6 +82,7 @@ def _run_torchrun(entry: str, kwargs: Mapping[str, Any], processes: int, threads
         with forwarded_signals([child.pid]) as received:
             code = child.wait()
         if code == 0:
+            judge([], received)
             return
         found = sorted((json.loads(p.read_text(encoding="utf-8")) for p in reports.glob("*.json")), key=lambda r: r["time"])
         judge([Report(r["rank"], r["kind"], r["message"], r["details"]) for r in found], received)

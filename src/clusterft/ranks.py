@@ -46,7 +46,8 @@ def judge(reports: list[Report], received: set[int]) -> None:
     """Raises for the first bad report; a rank that only lost its connection to a failing peer comes after that peer.
 
     received: signals that this process was sent and passed on. A rank that such a signal ended before it could answer with a
-    checkpoint (still loading, already saving) was stopped, it did not fail.
+    checkpoint (still loading, already saving) was stopped, it did not fail. A signal that came after the last step still counts:
+    whoever sent it wants the process gone, and the stage's result is on disk.
     """
     if signal.SIGINT in received:
         raise KeyboardInterrupt
@@ -60,6 +61,8 @@ def judge(reports: list[Report], received: set[int]) -> None:
         raise WorkerError(named, first.details)
     if stopped:
         raise Preempted(stopped[0].message)
+    if received:
+        raise Preempted(f"{signal.Signals(min(received)).name} came when the ranks had finished")
 
 
 @contextmanager
