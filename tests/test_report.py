@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 
 from clusterft.records import Cost, Example, Pool, Selection
 from clusterft.report import gather, map2d, write_report
+from clusterft.report.charts import spread_labels
 from clusterft.report.facts import ClusterFacts, Place
 from clusterft.report.gather import _overlap
 from clusterft.report.histograms import histogram
@@ -60,7 +61,8 @@ def everything(facts):
     everyone = Selection("random", pool.fingerprint, pool.ids[:8], 8, 0)
     shown = kit_samples(pool, encoded, everyone)
     first = dataclasses.replace(facts.clusters[0], kept_samples=shown, terms=("<u>term</u>", "x\u202ey"))
-    return dataclasses.replace(facts, clusters=(first, *facts.clusters[1:]))
+    more = tuple(dataclasses.replace(facts.clusters[1], number=n) for n in (3, 4))
+    return dataclasses.replace(facts, clusters=(first, *facts.clusters[1:], *more), clusters_with_samples=5)
 
 
 def kit_samples(pool, encoded, selection):
@@ -409,6 +411,13 @@ def test_the_page_in_a_browser(everything, tmp_path):
         ids = page.value("[...document.querySelectorAll('[id]')].map(e => e.id)")
         assert len(ids) == len(set(ids))
         assert page.value("[...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))")
+        closed = "document.querySelector('details:not([open]) article').checkVisibility({contentVisibilityAuto: true})"
+        assert page.value("document.querySelectorAll('details:not([open])').length") == 1
+        assert page.value(closed) is False
+        page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        assert page.value(closed) is True, "closed parts are printed, too"
+        assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        page.screenshot(tmp_path / "print.png", whole=True)
         page.pdf(tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes()[:5] == b"%PDF-"
 
@@ -432,3 +441,12 @@ def test_an_example_with_many_turns_is_cut_in_the_middle():
     turns = tuple(Turn("user" if i % 2 == 0 else "assistant", f"text {i}") for i in range(7))
     parts = parts_of(Example("0" * 16, "", "", turns=turns))
     assert [p.text for p in parts] == ["text 0", "text 1", "(3 further turns)", "text 5", "text 6"]
+
+
+def test_labels_of_clusters_never_cover_each_other():
+    middles = np.array([[0.0, 0.0], [0.0, 0.0], [5.0, 5.0], [0.1, 0.0], [0.0, 0.0]])
+    places = spread_labels(middles, 1.0)
+    assert places[[0, 2]].tolist() == middles[[0, 2]].tolist()
+    gaps = [np.hypot(*(a - b)) for a, b in itertools.combinations(places, 2)]
+    assert min(gaps) >= 1.0 - 1e-12
+    assert spread_labels(np.empty((0, 2)), 1.0).shape == (0, 2)

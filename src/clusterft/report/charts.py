@@ -64,29 +64,46 @@ def map_chart(facts: MapFacts) -> Chart:
         figure = new_figure(WIDTH, WIDTH * 0.92)
         axes = figure.subplots()
         found = np.unique(facts.clusters).tolist()
-        size = float(np.interp(len(facts.points), (50, 3000), (4.6, 2.6)))
+        size = float(np.interp(len(facts.points), (50, 1000, 5000), (4.6, 3.0, 1.8)))
+        rim = 0.4 if len(facts.points) <= 500 else 0.0
         for dropped in (True, False):
             for cluster in found:
                 x, y = facts.points[(facts.clusters == cluster) & (facts.kept != dropped)].T
                 if dropped:
                     axes.plot(x, y, "x", color=colour(cluster), markersize=size, markeredgewidth=0.7, alpha=0.75)
                 else:
-                    axes.plot(x, y, "o", color=colour(cluster), markersize=size, markeredgewidth=0.4, markeredgecolor=PAPER)
-        for cluster in (c for c in found if c >= 0):
-            x, y = np.median(facts.points[facts.clusters == cluster], axis=0)
+                    axes.plot(x, y, "o", color=colour(cluster), markersize=size, markeredgewidth=rim, markeredgecolor=PAPER)
+        named = [c for c in found if c >= 0]
+        middles = np.array([np.median(facts.points[facts.clusters == c], axis=0) for c in named]).reshape(-1, 2)
+        span = float(np.ptp(facts.points, axis=0).max()) or 1.0
+        for cluster, middle, place in zip(named, middles, spread_labels(middles, 0.065 * span), strict=True):
+            if (middle != place).any():
+                axes.plot(*np.stack([middle, place]).T, color=INK, linewidth=0.7)
             axes.text(
-                x, y, str(cluster), gid=f"label{cluster}", ha="center", va="center", fontsize=13, fontweight="bold", color=INK
+                *place, str(cluster), gid=f"label{cluster}", ha="center", va="center", fontsize=11, fontweight="bold", color=INK
             )
+        axes.set_aspect("equal", adjustable="datalim")
         for axis, share, name in ((axes.xaxis, facts.explained[0], "first"), (axes.yaxis, facts.explained[1], "second")):
             axis.set_major_locator(MaxNLocator(5))
             axis.set_label_text(f"{name} component ({100 * share:.1f} % of the variance)")
         axes.grid()
-        middles = "; ".join(f"cluster {c} has {int((facts.clusters == c).sum()):,} points" for c in found if c >= 0)
-        text = (
-            f"{len(facts.points):,} rows, {int(facts.kept.sum()):,} of them kept (discs), the others dropped (crosses). {middles}"
-        )
+        each = "; ".join(f"cluster {c} has {int((facts.clusters == c).sum()):,} points" for c in named)
+        text = f"{len(facts.points):,} rows, {int(facts.kept.sum()):,} of them kept (discs), the others dropped (crosses). {each}"
         svg = markup(figure, "map", "Map of the gradient proxies", text)
     return Chart(svg, map_caption(facts))
+
+
+def spread_labels(middles: np.ndarray, gap: float) -> np.ndarray:
+    """(k, 2) places of labels, each at least `gap` from the earlier ones: its middle (k, 2) if free, else the first free place around it."""
+    placed: list[np.ndarray] = []
+    for middle in middles:
+        rings = [middle] + [
+            middle + gap * ring * np.array([np.cos(turn), np.sin(turn)])
+            for ring in range(1, 4 + len(middles))
+            for turn in np.linspace(np.pi / 2, 5 * np.pi / 2, 12, endpoint=False)
+        ]
+        placed.append(next(spot for spot in rings if all(np.hypot(*(spot - other)) >= gap for other in placed)))
+    return np.array(placed).reshape(-1, 2)
 
 
 def map_caption(facts: MapFacts) -> str:

@@ -262,7 +262,11 @@ def _costs(cost: Cost, seconds: Mapping[str, float]) -> tuple[tuple[str, str], .
 
 def _settings(selection: Selection) -> tuple[tuple[str, str], ...]:
     """The short facts of the method; lists (sizes by cluster) stand in the table of clusters already."""
-    flat = [(k.replace("_", " "), str(v)) for k, v in sorted(selection.info.items()) if isinstance(v, str | int | float)]
+    flat = [
+        (k.replace("_", " "), f"{v:.6g}" if isinstance(v, float) else str(v))
+        for k, v in sorted(selection.info.items())
+        if isinstance(v, str | int | float)
+    ]
     return (("method", selection.method), ("seed", str(selection.seed)), ("pool fingerprint", selection.pool_fingerprint), *flat)
 
 

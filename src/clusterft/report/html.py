@@ -75,7 +75,8 @@ def percent(value: float) -> str:
 
 
 def number(value: float) -> str:
-    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    """Three figures, or all before the point."""
+    return f"{value:#.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def words(value: str) -> str:

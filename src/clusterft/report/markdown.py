@@ -43,10 +43,10 @@ def markdown_report(facts: ReportFacts) -> str:
             ([md_inline(o.name), count(o.rows), count(o.shared), number(o.jaccard), number(o.expected)] for o in facts.overlaps),
         ),
         "## Time and memory",
-        _table(("what", "measured"), ([md_inline(a), md_inline(b)] for a, b in facts.costs)),
+        _table(("what", "measured"), facts.costs),
         "## Repeat it",
         md_block(facts.command),
-        _table(("setting", "value"), ([md_inline(a), md_inline(b)] for a, b in facts.settings)),
+        _table(("setting", "value"), ([md_inline(a), md_code(b)] for a, b in facts.settings)),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -18,7 +18,7 @@ def reasons_of(pool: Pool, heldout: Pool | None, selection: Selection) -> tuple[
     rejected = (*pool.rejected, *(() if heldout is None else heldout.rejected))
     names = short_names([r.source for r in rejected] + [e.source for e in pool.examples])
     read: dict[str, list[Place]] = {}
-    for one in sorted(set(rejected), key=lambda r: (r.source, r.line)):
+    for one in sorted(rejected, key=lambda r: (r.source, r.line)):
         read.setdefault(one.reason, []).append(Place(names[one.source], one.line, excerpt(one.detail, DETAIL)[0]))
     refused: dict[str, list[Place]] = {}
     rows = sorted((e for e in pool.examples if e.id in selection.rejected), key=lambda e: (e.source, e.line))

@@ -40,10 +40,15 @@ def short_names(sources: Iterable[str]) -> dict[str, str]:
     return {s: name if counts[name] == 1 else s for s, name in names.items()}
 
 
+_MARKS = re.compile(r"[\\`*_\[\]<>#|~&@:$]|(?<=www)\.", re.IGNORECASE)
+
+
 def md_inline(text: str) -> str:
-    """Text inside a Markdown line or table cell: every mark of punctuation that could mean something is escaped."""
-    flat = " ".join(visible(text).split())
-    return re.sub(r"([!\"#$%&'()*+\-./:;<=>?@\[\\\]^_`{|}~])", r"\\\1", flat)
+    """Text inside a Markdown line or table cell, not at its beginning: every mark that could mean something there is escaped.
+
+    The colon, the at sign and the dot of www. would make links of bare addresses.
+    """
+    return _MARKS.sub(lambda m: "\\" + m.group(), " ".join(visible(text).split()))
 
 
 def md_code(text: str) -> str:
