@@ -17,13 +17,47 @@ import numpy as np
 from omegaconf import DictConfig
 
 from clusterft.composing import Request, command_of, compose_request, plain_name
+from clusterft.config import load_frozen
 from clusterft.exact import floor_product
 from clusterft.export import HEADER, file_facts, read_header, write_folder
 from clusterft.overrides import UserError
-from clusterft.records import Pool, Selection
+from clusterft.records import Encoded, Pool, Selection
 from clusterft.seeding import generator
 from clusterft.selection_io import read_selection
 from clusterft.store import RunStore, run_id
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """A selection for a training loop of your own: m rows as tokens, their clusters and weights, aligned.
+
+    rows  records.Encoded: input_ids and labels (t,), prompt masked
+    """
+
+    cfg: DictConfig
+    rows: tuple[Encoded, ...]
+    tokenizer: Any
+    selection: Selection
+
+    @property
+    def clusters(self) -> np.ndarray | None:
+        return self.selection.clusters
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        return self.selection.weights
+
+    def collate(self, rows: Sequence[Encoded]) -> dict[str, Any]:
+        """input_ids, attention_mask and labels (n, t), padded on the right."""
+        from clusterft.collate import collate, pad_id_of
+
+        return collate(rows, pad_id_of(self.tokenizer))
+
+    def model(self) -> Any:
+        """The model that the selection was made with, as transformers loads it."""
+        from clusterft import stages
+
+        return stages.model_for(self.cfg, device=self.cfg.runtime.device)
 
 
 @dataclass(frozen=True)
@@ -46,6 +80,15 @@ class SelectResult:
         import datasets
 
         return datasets.load_from_disk(str(self.folder / "dataset"))
+
+    def training_data(self) -> TrainingData:
+        """The chosen rows as tokens, exactly as `clusterft train` would use them. Raises ValueError if the data have changed."""
+        from clusterft import stages
+
+        cfg = load_frozen(self.run_dir / "config.yaml")
+        ready = stages.prepare(cfg)
+        self.selection.check_against(ready.pool)
+        return TrainingData(cfg, tuple(stages.selected_rows(ready, self.selection)), ready.tokenizer, self.selection)
 
 
 def select(
