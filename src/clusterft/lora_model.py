@@ -10,6 +10,7 @@ it was.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ def lora_on(model: Any, params: LoraParams) -> Iterator[Any]:
         layers_to_transform=layers,
         bias="none",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft asks by the old name
         torch.manual_seed(seed_hash(params.seed, "lora-init"))
         wrapped = get_peft_model(model, config)
     try:
