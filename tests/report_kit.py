@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import numpy as np
 
 from clusterft.cluster import ClusterSelector, usable_rows
 from clusterft.interfaces import Feature
-from clusterft.records import IGNORE_INDEX, Encoded, Example, Pool, Rejection, content_id
+from clusterft.records import IGNORE_INDEX, Cost, Encoded, Example, Pool, Rejection, content_id
+from clusterft.report import gather
+from clusterft.report.samples import Sampler
 from clusterft.seeding import generator
 
+COMMAND = 'clusterft select "data/<my file>.jsonl" --model m --keep 0.5'
+COST = Cost(12.5, peak_memory_gib=1.25)
 HOSTILE = (
     "<script>window.hacked = 1; document.title = 'taken'</script>",
     "</template></style></pre></article><img src=x onerror='window.hacked=1'>",
@@ -75,3 +82,33 @@ def select(pool: Pool, proxies: np.ndarray, ratio: str = "0.5", k: int = 3, seed
     labels = selector.cluster(usable, generator(seed, "choose")).labels
     budget = selector.budget(pool, have, ratio, generator(seed, "choose"))
     return selector.choose(pool, have, budget, generator(seed, "choose")), dict(zip(ids.tolist(), labels.tolist(), strict=True))
+
+
+@functools.cache
+def made():
+    """(pool, encoded, proxies, losses, selection, labels)."""
+    pool, encoded, proxies, losses = make_pool()
+    return pool, encoded, proxies, losses, *select(pool, proxies)
+
+
+def facts_of(parts, **more):
+    pool, encoded, proxies, losses, selection, labels = parts
+    usual = {"labels": labels, "command": COMMAND, "cost": COST, "losses": losses, "near_threshold": 0.97}
+    return gather(pool, encoded, selection, proxies, **usual | more)
+
+
+@functools.cache
+def facts():
+    return facts_of(made(), others={"seed <b>1</b>": dataclasses.replace(made()[4], seed=1)})
+
+
+@functools.cache
+def everything():
+    """Facts in which every hostile row is an example, whatever the selection took; five clusters, so that one is folded."""
+    pool, encoded, _, _, selection, _ = made()
+    sampler = Sampler(pool, encoded, selection, None)
+    shown = tuple(sampler.one(i) for i in range(len(HOSTILE)))
+    clusters = facts().clusters
+    first = dataclasses.replace(clusters[0], kept_samples=shown, terms=("<u>term</u>", "x\u202ey"))
+    more = tuple(dataclasses.replace(clusters[1], number=n) for n in (3, 4))
+    return dataclasses.replace(facts(), clusters=(first, *clusters[1:], *more), clusters_with_samples=5)

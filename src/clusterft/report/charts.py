@@ -141,14 +141,14 @@ def histogram_chart(facts: Histogram) -> Chart:
     return Chart(svg, f"{medians(facts)} Kept rows filled, dropped rows dashed; each adds up to 100 %.")
 
 
-def nice_log_ticks(edges: np.ndarray) -> FixedLocator:
-    """Ticks at 1, 2, 5 times powers of ten, thinned to powers of ten (or their squares) where the range is wide."""
+def nice_log_ticks(edges: np.ndarray) -> FixedLocator | MaxNLocator:
+    """Ticks at 1, 2, 5 times powers of ten, thinned to powers of ten where the range is wide; even ones where it is narrow."""
     low, high = max(float(edges[0]), 0.5), float(edges[-1])
     decades = np.log10(high / low)
     steps = (1, 2, 5) if decades < 2 else (1, 3) if decades < 3 else (1,)
     ticks = [s * 10.0**p for p in range(8) for s in steps]
     inside = [t for t in ticks if low <= t <= high]
-    return FixedLocator(inside or [low])
+    return FixedLocator(inside) if len(inside) > 2 else MaxNLocator(5, integer=True)
 
 
 def medians(facts: Histogram) -> str:

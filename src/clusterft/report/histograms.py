@@ -9,17 +9,18 @@ import numpy as np
 
 from clusterft.report.facts import Histogram
 
-BINS = 24
+MOST_BINS, LEAST_BINS = 24, 8
 
 
 def histogram(key: str, title: str, unit: str, values: np.ndarray, kept: np.ndarray, *, log_scale: bool = False) -> Histogram:
-    """At most BINS bins from the least to the largest value. values (n,) with at least one finite, kept (n,) bool.
+    """Bins from the least to the largest value. values (n,) with at least one finite, kept (n,) bool.
 
     log_scale: bins of equal ratio, for positive whole numbers such as lengths; zero is counted in the first bin.
     """
     finite = np.isfinite(values)
     values, kept = values[finite].astype(np.float64), kept[finite]
-    edges = log_edges(values) if log_scale else linear_edges(values)
+    bins = int(np.clip(np.sqrt(len(values)), LEAST_BINS, MOST_BINS))
+    edges = log_edges(values, bins) if log_scale else linear_edges(values, bins)
     values_in = np.clip(values, edges[0], edges[-1])
     return Histogram(
         key=key,
@@ -34,12 +35,12 @@ def histogram(key: str, title: str, unit: str, values: np.ndarray, kept: np.ndar
     )
 
 
-def log_edges(values: np.ndarray) -> np.ndarray:
+def log_edges(values: np.ndarray, bins: int) -> np.ndarray:
     """Edges at half-integers, so that every whole number lies inside a bin. Low bins that hold no whole number are merged."""
     low, high = max(values.min(), 1.0), max(values.max(), 1.0)
-    return np.unique(np.floor(np.geomspace(low, high + 1, BINS + 1) + 1e-9)) - 0.5
+    return np.unique(np.floor(np.geomspace(low, high + 1, bins + 1) + 1e-9)) - 0.5
 
 
-def linear_edges(values: np.ndarray) -> np.ndarray:
+def linear_edges(values: np.ndarray, bins: int) -> np.ndarray:
     low, high = float(values.min()), float(values.max())
-    return np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    return np.linspace(low, high if high > low else low + 1.0, bins + 1)
