@@ -121,7 +121,7 @@ def test_bad_numbers_and_names_are_refused_with_the_alternatives(tmp_path, overr
 def test_preflight_names_what_is_missing(tmp_path):
     with pytest.raises(PreflightError, match=r"wants 4 CUDA devices.*scale=laptop"):
         preflight(composed("+experiment=table2"))
-    with pytest.raises(PreflightError, match="1 ... trainer.workers"):
+    with pytest.raises(PreflightError, match=r"1 \.\.\. trainer\.workers"):
         preflight(smoke(tmp_path, "runtime.processes=9"))
     with pytest.raises(PreflightError, match="each needs a row"):
         preflight(smoke(tmp_path, "trainer.global_batch=2"))
