@@ -84,9 +84,11 @@ def test_the_package_offers_its_names_when_they_are_asked_for():
 
 
 def test_the_command_line_knows_the_selectors_and_templates_of_the_package():
+    from clusterft.formats import FORMATS
     from clusterft.prompting import TEMPLATES
 
     assert set(arguments.SELECTORS) == set(SELECTORS) and set(arguments.TEMPLATES) == set(TEMPLATES)
+    assert set(arguments.FORMATS) == {"auto", *FORMATS}
     assert (conf_dir() / "config.yaml").is_file()
 
 
@@ -124,6 +126,15 @@ def test_the_doctor_counts_what_is_wrong_with_file_and_line(tmp_path, capsys):
     assert "line 2: empty_response" in refused(capsys, "doctor", str(path), "--model", "tiny", "--strict")
     assert "cannot be opened" in refused(capsys, "doctor", str(tmp_path / "none.jsonl"), "--model", "tiny")
     assert "neither a folder" in refused(capsys, "doctor", str(path), "--model", "no_such_model")
+
+
+def test_columns_of_other_names_are_named_on_the_command_line(tmp_path, capsys):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"the question": "a", "a=b": "c"}\n')
+    command = ["doctor", str(path), "--model", "tiny", "--json"]
+    assert "data.fields.prompt" in refused(capsys, *command)
+    assert main([*command, "--field", "prompt=the question", "--field", "response=a=b"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"]["rows_kept"] == 1
 
 
 def test_the_doctors_numbers_by_hand():
@@ -174,8 +185,25 @@ def test_an_unreachable_share_names_the_largest_and_writes_nothing(data, tmp_pat
     assert "exactly one of keep" in refused(capsys, "select", str(data), "--model", "tiny")
 
 
+def test_a_ratio_is_the_papers_and_gives_a_rival_as_many_rows(data, tmp_path):
+    for selector in ("cluster", "random"):
+        assert select(data, tmp_path / selector, "--ratio", "0.5", "--selector", selector, "--no-report") == 0
+    ours, rival = (json.loads((tmp_path / s / "header.json").read_text()) for s in ("cluster", "random"))
+    smallest = min(ours["info"]["cluster_sizes"])
+    assert ours["info"]["cluster_kept"] == [smallest // 2] * 2 and rival["budget"] == ours["budget"] == 2 * (smallest // 2)
+    assert not (tmp_path / "random" / "report.html").exists()
+
+
 def test_the_command_in_the_header_says_the_same_request_again():
-    request = Request((Path("my data.jsonl"),), "tiny", keep="0.3", clusters=3, max_length=77, settings=("trainer.epochs=1",))
+    request = Request(
+        (Path("my data.jsonl"),),
+        "tiny",
+        keep="0.3",
+        clusters=3,
+        max_length=77,
+        fields=(("prompt", "a b"),),
+        settings=("trainer.epochs=1",),
+    )
     words = shlex.split(command_of(request, Path("o")))
     args = parser().parse_args(words[1:])
     assert request_of(args).__dict__ | {"progress": False} == request.__dict__

@@ -109,6 +109,7 @@ def select(
     strict: bool = False,
     report: bool = False,
     progress: bool = False,
+    fields: Mapping[str, str] | None = None,
     settings: Sequence[str] = (),
 ) -> SelectResult:
     """Chooses a subset and writes it to `out` (default: `<data>-<selector>` in the working folder).
@@ -116,6 +117,7 @@ def select(
     data      one or several files or folders: JSONL, JSON, CSV, Parquet, also .gz and .zst
     model     a name in conf/model, a folder of save_pretrained, a GGUF file or a hub id
     keep, rows, ratio   exactly one, see `composing.Request`
+    fields    column names where the layout is not recognised, for example {"prompt": "question", "response": "answer"}
     strict    stop at the first row that cannot be used
     report    write report.html and report.md as well
 
@@ -136,6 +138,7 @@ def select(
         holdout=holdout,
         device=device,
         progress=progress,
+        fields=tuple((fields or {}).items()),
         settings=tuple(settings),
     )
     return run_request(request, Path(out) if out is not None else None, strict=strict, report=report)

@@ -45,6 +45,7 @@ class Request:
     rows      number of rows; beyond K n_min the small clusters are exhausted first
     ratio     r of the paper: every cluster keeps floor(r n_min) rows; another selector gets as many rows as CluSTER would
     holdout   rows set apart for the loss after training; None: HELDOUT_ROWS, or a tenth of data below ten times that
+    fields    (ours, theirs) column names where the layout is not one that is recognised: prompt, response, input or turns
     settings  further Hydra overrides, for example trainer.epochs=3
     """
 
@@ -61,6 +62,8 @@ class Request:
     holdout: int | None = None
     device: str = "cpu"
     progress: bool = False
+    file_format: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
     settings: tuple[str, ...] = ()
 
 
@@ -82,6 +85,9 @@ def compose_request(request: Request) -> DictConfig:
     cfg.data.name = plain_name(paths[0])
     cfg.data.path = [str(p) for p in paths]
     cfg.data.holdout_rows = default_holdout(paths) if request.holdout is None else request.holdout
+    cfg.data.fields = dict(request.fields) or cfg.data.fields
+    if request.file_format is not None:
+        cfg.data.file_format = request.file_format
     for key, value in model.items():
         setattr(cfg.model, key, value)
     _set_budget(cfg, request)
@@ -114,11 +120,13 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def command_of(request: Request, out: Path) -> str:
     """The command line of a request, quoted for a shell: what a report says to repeat it."""
     words = ["clusterft", "select", *map(str, request.data), "--model", request.model, "--selector", request.selector]
-    options = ("keep", "rows", "ratio", "clusters", "seed", "template", "max_length", "holdout", "device")
+    options = ("keep", "rows", "ratio", "clusters", "seed", "template", "max_length", "holdout", "device", "file_format")
     for name in options:
         value = getattr(request, name)
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    for ours, theirs in request.fields:
+        words += ["--field", f"{ours}={theirs}"]
     for setting in request.settings:
         words += ["--set", setting]
     return shlex.join([*words, "--out", str(out)])

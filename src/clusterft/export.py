@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def write_folder(
     rows = [e for e in ready.pool.examples if e.id in kept]
     table = pool_table(ready.pool.examples, selection, labels)
     _write_table(table, folder / "selection.parquet")
-    write_lines(folder / "selection.jsonl", map(_json_line, table.to_pylist()))
+    write_lines(folder / "selection.jsonl", map(_json_line, _dicts(table)))
     lines, own = source_lines(rows, ready.report)
     write_lines(folder / "subset.jsonl", lines)
     write_lines(folder / "heldout.jsonl", source_lines(ready.heldout_pool.examples, ready.report)[0])
@@ -177,6 +177,12 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
         for line in lines:
             stream.write(line + b"\n")
     part.replace(path)
+
+
+def _dicts(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows of a table, some thousand at a time: a million dictionaries at once would take a gigabyte."""
+    for batch in table.to_batches(max_chunksize=8192):
+        yield from batch.to_pylist()
 
 
 def _json_line(value: Mapping[str, Any]) -> bytes:

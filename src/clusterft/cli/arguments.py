@@ -9,6 +9,16 @@ from typing import Any
 SELECTORS = ("cluster", "less", "s2l", "ifd", "random", "full")
 TEMPLATES = ("alpaca", "magicoder", "chat")
 
+FORMATS = ("auto", "alpaca", "instruction_response", "problem_solution", "sharegpt", "messages")
+
+
+def pair(text: str) -> tuple[str, str]:
+    """ "prompt=question" as two names. Raises ArgumentTypeError without an equals sign."""
+    ours, equals, theirs = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: write OURS=COLUMN, for example prompt=question")
+    return ours, theirs
+
 
 def add_commands(commands: Any) -> None:
     """Adds every command to the sub-parsers of `clusterft`."""
@@ -27,6 +37,10 @@ def _source(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", required=True, metavar="M", help="a name in conf/model, a folder, a GGUF file or a hub id")
     p.add_argument("--template", choices=TEMPLATES, help="prompt format (default alpaca)")
     p.add_argument("--max-length", type=int, metavar="T", help="tokens a row is cut at (default 1024)")
+    p.add_argument("--file-format", choices=FORMATS, help="layout of every row (default: recognised)")
+    p.add_argument(
+        "--field", action="append", default=[], type=pair, metavar="OURS=COLUMN", help="prompt, response, input or turns"
+    )
     p.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="any other setting of conf/")
     p.add_argument("--strict", action="store_true", help="stop at the first row that cannot be used")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model runs (default cpu)")

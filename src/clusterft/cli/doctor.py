@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         max_length=args.max_length,
         holdout=0,
         device=args.device,
+        file_format=args.file_format,
+        fields=tuple(args.field),
         settings=tuple(args.settings),
     )
     cfg = compose_request(request)

@@ -1,7 +1,7 @@
 """`clusterft select --dry-run`: what would run, how long, how much memory, which files. Nothing is written to the output folder.
 
-The time comes from 20 rows that are really passed through the method's own model work, twice (the first pass warms up), scaled by
-tokens; the memory from this process after those rows and the size of the features.
+The time comes from 20 rows that are really passed through the method's own model work, scaled by tokens; a short first pass only
+warms up and is repeated; the memory from this process after those rows and the size of the features.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from clusterft.features import FeatureStore, compute
 from clusterft.preflight import preflight
 
 MEASURED_ROWS = 20
+LONG_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,15 @@ def measure(cfg: DictConfig, ready: Any) -> Measured | None:
     started = time.perf_counter()
     context.load_model()
     loaded = time.perf_counter() - started
-    for _ in range(2):
+    for _ in range(2):  # the first pass compiles and allocates; where it is long, that no longer matters
         with tempfile.TemporaryDirectory() as scratch:
             started = time.perf_counter()
             have = compute(specs, context, FeatureStore(Path(scratch)))
             seconds = time.perf_counter() - started
             width = sum(f.rows.dtype.itemsize * f.rows.shape[1] for f in have.values())
             del have
+        if seconds > LONG_SECONDS:
+            break
     return Measured(len(encoded), sum(map(len, encoded)), seconds, loaded, width)
 
 

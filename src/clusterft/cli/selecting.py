@@ -41,6 +41,8 @@ def request_of(args: argparse.Namespace) -> Request:
         holdout=args.holdout,
         device=args.device,
         progress=True,
+        file_format=args.file_format,
+        fields=tuple(args.field),
         settings=tuple(args.settings),
     )
 
