@@ -248,6 +248,20 @@ def test_folders_that_are_not_ready_are_refused_with_the_next_command(folder, tm
     assert "write KEY=VALUE" in refused(capsys, "train", str(folder), "--set", "trainer.epochs")
 
 
+def test_data_that_changed_since_are_refused_before_any_work(data, tmp_path, capsys):
+    copy, out = tmp_path / "copy.jsonl", tmp_path / "o"
+    copy.write_bytes(data.read_bytes())
+    assert (
+        main(["select", str(copy), "--model", "tiny", "--selector", "random", "--rows", "5", "--no-report", "--out", str(out)])
+        == 0
+    )
+    copy.write_bytes(data.read_bytes() + b"\n")
+    for command in ("train", "report"):
+        assert "has changed since the selection was made" in refused(capsys, command, str(out))
+    copy.unlink()
+    assert "is gone" in refused(capsys, "train", str(out))
+
+
 @pytest.mark.slow
 def test_train_evaluate_and_compare(folder, data, tmp_path, capsys):
     full = tmp_path / "full"

@@ -210,6 +210,16 @@ def open_folder(folder: Path) -> SelectResult:
     return SelectResult(folder, run_dir, read_selection(run_dir / "selection"), header)
 
 
+def check_unchanged(header: Mapping[str, Any]) -> None:
+    """Raises UserError, naming the file, if a data file is gone or has other contents than when the selection was made."""
+    for facts in header["data"]["files"]:
+        path = Path(facts["path"])
+        if not path.is_file():
+            raise UserError(f"{path} is gone, and the selection was made from it; put it back, or select again")
+        if file_facts(path) != facts:
+            raise UserError(f"{path} has changed since the selection was made; put the old file back, or select again")
+
+
 def check_rows(cfg: DictConfig, ready: Any) -> None:
     """Raises UserError if the budget asks for no row at all or more than there are."""
     n = len(ready.pool)

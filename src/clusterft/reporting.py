@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from clusterft import stages
-from clusterft.api import SelectResult, open_folder
+from clusterft.api import SelectResult, check_unchanged, open_folder
 from clusterft.config import load_frozen
 from clusterft.overrides import UserError
 from clusterft.records import Cost, Selection
@@ -26,6 +26,7 @@ def report_folder(folder: Path, others: Sequence[Path] = ()) -> list[Path]:
     selection, ValueError if the data have changed or another folder is of another pool.
     """
     result = open_folder(folder)
+    check_unchanged(result.header)
     cfg = load_frozen(result.run_dir / "config.yaml")
     return report_result(result, cfg, stages.prepare(cfg), {p.name: open_folder(p).selection for p in others})
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from clusterft import stages
-from clusterft.api import open_folder
+from clusterft.api import check_unchanged, open_folder
 from clusterft.cli.console import console, facts_table
 from clusterft.config import load_frozen
 from clusterft.overrides import UserError
@@ -36,14 +36,15 @@ def evaluate_folder(folder: Path, only: str | None) -> list[RunRecord]:
     Raises UserError if nothing was trained, and what an evaluator raises.
     """
     folder = folder.absolute()
-    seconds = open_folder(folder).header["seconds"]
+    header = open_folder(folder).header
+    check_unchanged(header)
     store = RunStore(folder / "run")
     trained = sorted(p.parents[1] for p in store.root.glob("*/train/result.json"))
     trained = [p for p in trained if only in (None, p.name)]
     if not trained:
         what = f"no trained run {only}" if only else "no trained run"
         raise UserError(f"{folder} holds {what}; run `clusterft train {folder.name}` first")
-    return [_evaluated(store, run_dir, seconds) for run_dir in trained]
+    return [_evaluated(store, run_dir, header["seconds"]) for run_dir in trained]
 
 
 def _evaluated(store: RunStore, run_dir: Path, seconds: dict[str, float]) -> RunRecord:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clusterft import stages
-from clusterft.api import open_folder
+from clusterft.api import check_unchanged, open_folder
 from clusterft.cli.console import console, duration, facts_table
 from clusterft.overrides import UserError
 from clusterft.preflight import preflight
@@ -48,6 +48,7 @@ def train_folder(folder: Path, settings: Sequence[str]) -> tuple[Path, TrainResu
     """The run directory and what training found. Raises UserError, StoreError, or launch.WorkerError from a rank."""
     folder = folder.absolute()
     selected = open_folder(folder)
+    check_unchanged(selected.header)
     cfg = changed(OmegaConf.load(selected.run_dir / "config.yaml"), settings)
     cfg.runtime.runs_dir = str(folder / "run")
     preflight(cfg)
