@@ -23,7 +23,7 @@ import numpy as np
 from clusterft.assignment_kernels import balance, margins, relabel
 from clusterft.cost_sources import NO_ROWS, CostSource, DenseCosts, PointCosts, Scan
 from clusterft.limits import Limit, size_limits
-from clusterft.prices import FINISH_BYTES, flows_for, improve_prices, needed_margin, sample_prices
+from clusterft.prices import FINISH_BYTES, flows_for, improve_prices, needed_margin, scaled_limits, small_prices
 from clusterft.rows import RowTable
 from clusterft.ties import settle_ties
 
@@ -33,8 +33,8 @@ TIE = 1e-12
 HEAVY_FINISH = 2
 """A finish of more than this many times n k steps is put off for another scan with better prices."""
 
-MOST_SCANS = 8
-"""After so many scans the finish begins, however far the prices still have to go."""
+MOST_SCANS = 5
+"""After so many scans the finish begins, however many rows it takes."""
 
 RESCAN_SHARE = 0.7
 """Share of doubtful rows from which a whole scan, which reads in order, is the quicker one."""
@@ -101,17 +101,30 @@ def solve(
         return Assignment(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(k), np.zeros(0, np.float32), 0, 0)
     if k == 1:
         return Assignment(np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(1), np.full(n, np.inf, np.float32), 0, 0)
-    if prices is None:
-        prices = sample_prices(source, low, high)
-    return _Solver(source, low, high, reach).run(np.asarray(prices, np.float64), known)
+    cold = prices is None
+    if cold:
+        prices = _cold_prices(source, low, high)
+    return _Solver(source, low, high, reach, cold).run(np.asarray(prices, np.float64), known)
+
+
+def _cold_prices(source: CostSource, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Prices (k,) of the exact solution on evenly spaced rows; a large sample starts from the prices of a smaller one."""
+    n, k = source.n, source.k
+    few = max(1024, 32 * k)
+    size = min(n, max(few, min(n // 8, FINISH_BYTES // (8 * k))))
+    rows = np.unique(np.linspace(0, n - 1, size).astype(np.int64))
+    costs, limits = source.rows(rows), scaled_limits(low, high, rows.size / n)
+    if rows.size <= few:
+        return small_prices(costs, *limits)
+    return solve(DenseCosts(costs), limits[1], limits[0]).prices
 
 
 class _Solver:
     """The loop of scan, finish and check; see the module's tour."""
 
-    def __init__(self, source: CostSource, low: np.ndarray, high: np.ndarray, reach: float) -> None:
+    def __init__(self, source: CostSource, low: np.ndarray, high: np.ndarray, reach: float, sampled: bool) -> None:
         self.source, self.low, self.high, self.reach = source, low, high, reach
-        self.best: tuple[float, np.ndarray | None] = (np.inf, None)
+        self.sampled = sampled
         self.scans = self.paths = 0
 
     def run(self, prices: np.ndarray, known: Scan | None = None) -> Assignment:
@@ -144,49 +157,46 @@ class _Solver:
             fresh[stale] = True
         return counts, guess, width
 
-    def _better_scan(self, scanned, counts, guess, width) -> np.ndarray | None:
-        """Prices for another scan when the Newton step leads beyond the rows that a finish may hold; back half way if the last
-        step made things worse; None when it is time to finish."""
-        misplaced = int(np.abs(counts - flows_for(scanned, counts, self.low, self.high)).sum())
-        if np.ptp(guess - scanned) <= width or self.scans >= MOST_SCANS:
+    def _sampled_once(self) -> np.ndarray | None:
+        """Prices from a sample, once: far from the goal they lead closer than Newton steps do."""
+        if self.sampled:
             return None
-        if misplaced < self.best[0]:
-            self.best = (misplaced, scanned)
-            return guess
-        return (scanned + self.best[1]) / 2
+        self.sampled = True
+        return _cold_prices(self.source, self.low, self.high)
 
     def _finish(self, scanned: np.ndarray, scan: Scan, fresh: np.ndarray | None) -> Assignment | np.ndarray:
         """The assignment, or better prices to scan with when the finish would grow beyond its memory."""
         counts, guess, width = self._expected_changes(scanned, scan, fresh)
-        if (next_prices := self._better_scan(scanned, counts, guess, width)) is not None:
-            return next_prices
+        if np.ptp(guess - scanned) > width and (sampled := self._sampled_once()) is not None:
+            return sampled
         labels, seconds, gaps = scan
         rows = np.flatnonzero(gaps <= width)
         costs = self.source.rows(rows)
         own = labels[rows].astype(np.int64)
         relabel(costs, scanned, own, counts)
         prices, misplaced = improve_prices(costs, own, counts, guess, scanned, width, self.low, self.high)
-        if (
-            misplaced * rows.size > HEAVY_FINISH * self.source.n * self.source.k**2
-            and self.scans < 4
-            and (prices != scanned).any()
-        ):
-            return prices
+        if misplaced * rows.size > HEAVY_FINISH * self.source.n * self.source.k**2 and self.scans < MOST_SCANS:
+            sampled = self._sampled_once()
+            if sampled is not None or (prices != scanned).any():
+                return prices if sampled is None else sampled
+        attempts = 0
         while True:
             tie = TIE * max(1e-300, float(np.abs(costs).max(initial=0.0)), float(np.abs(prices).max()))
             state = own.copy(), counts.copy(), prices
             prices, balanced = self._balance(costs, own, counts, prices)
             moved = prices - scanned
             reach = np.nextafter(np.float32(np.ptp(moved) + 2 * tie), np.float32(np.inf))
-            if not balanced:
+            if balanced:
+                doubtful = np.setdiff1d(np.flatnonzero(gaps <= reach), rows, assume_unique=True)
+            else:
                 own, counts, prices = state
-                reach = max(reach, np.partition(gaps, most := min(4 * rows.size + 64, self.source.n) - 1)[most])
-            doubtful = np.setdiff1d(np.flatnonzero(gaps <= reach), rows, assume_unique=True)
+                attempts += 1
+                doubtful = self._next_rows(labels, gaps, rows, counts, prices, 2**attempts)
             if balanced and not doubtful.size:
                 break
             if not doubtful.size:
                 raise RuntimeError("the balancing step found no path although the limits are feasible")
-            if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES and self.scans < 6 and balanced:
+            if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES and self.scans < MOST_SCANS and balanced:
                 return prices
             extra = self.source.rows(doubtful)
             extra_own = labels[doubtful].astype(np.int64)
@@ -195,6 +205,19 @@ class _Solver:
         settle_ties(self.source, rows, costs, own, counts, prices, self.low, self.high, tie)
         labels[rows] = own
         return self._result(labels, seconds, gaps, rows, costs, own, prices, moved)
+
+    def _next_rows(self, labels, gaps, rows, counts, prices, factor) -> np.ndarray:
+        """For clusters that have no more rows to give away: of each those with the next smallest margins."""
+        outside = np.ones(self.source.n, bool)
+        outside[rows] = False
+        wanted = np.maximum(counts - flows_for(prices, counts, self.low, self.high), 32) * factor
+        found = []
+        for c in range(self.source.k):
+            members = np.flatnonzero((labels == c) & outside)
+            if members.size > wanted[c]:
+                members = members[np.argpartition(gaps[members], wanted[c])[: wanted[c]]]
+            found.append(members)
+        return np.sort(np.concatenate(found))
 
     def _balance(self, costs, own, counts, prices) -> tuple[np.ndarray, bool]:
         """Prices after balancing, and whether that came to its end: it needs more rows where a cluster has none to give away."""

@@ -49,7 +49,7 @@ def lloyd(
         if found is not None and not small:
             known = (found.labels.copy(), found.seconds, source.carried(before, found.labels, found.gaps))
         last, found = found, solve(source, high, low, prices=None if found is None else found.prices, known=known, reach=reach)
-        reach = 0.0 if last is None else float(np.ptp(found.prices - last.prices))
+        reach = np.inf if last is None else float(np.ptp(found.prices - last.prices))
         moved = sums.update(None if last is None else last.labels, found.labels)
         before, centers = centers, sums.means()
         converged = moved == 0 or float(((centers - before) ** 2).sum()) <= tolerance * table.variance

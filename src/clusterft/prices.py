@@ -23,20 +23,19 @@ def flows_for(prices: np.ndarray, counts: np.ndarray, low: np.ndarray, high: np.
     return np.where(prices > 0, high, np.where(prices < 0, low, np.clip(counts, low, high)))
 
 
-def sample_prices(source, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Prices of the exact solution on evenly spaced rows, limits scaled."""
-    n, k = source.n, source.k
-    size = min(n, max(1024, 32 * k))
-    rows = np.unique(np.linspace(0, n - 1, size).astype(np.int64))
-    costs = source.rows(rows)
-    labels, counts = np.zeros(rows.size, np.int64), np.zeros(k, np.int64)
-    counts[0] = rows.size
-    relabel(costs, np.zeros(k), labels, counts)
-    share = rows.size / n
-    scaled_low, scaled_high = np.floor(low * share).astype(np.int64), np.ceil(high * share).astype(np.int64)
-    nodes = np.zeros(k + 1)
-    balance(costs, labels, counts, nodes, np.clip(counts, scaled_low, scaled_high), scaled_low, scaled_high)
+def small_prices(costs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Prices (k,) of the exact solution for few rows (n, k), from scratch."""
+    labels, counts = np.zeros(len(costs), np.int64), np.zeros(low.size, np.int64)
+    counts[0] = len(costs)
+    nodes = np.zeros(low.size + 1)
+    relabel(costs, nodes[:-1], labels, counts)
+    balance(costs, labels, counts, nodes, np.clip(counts, low, high), low, high)
     return nodes[:-1]
+
+
+def scaled_limits(low: np.ndarray, high: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Limits for that share of the rows, always feasible."""
+    return np.floor(low * share).astype(np.int64), np.ceil(high * share).astype(np.int64)
 
 
 def needed_margin(labels, seconds, gaps, counts, prices, low, high) -> tuple[np.ndarray, float]:
