@@ -61,6 +61,11 @@ def summary(result: SelectResult) -> Iterator[tuple[str, str]]:
             yield "note", f"{used_up} of {len(info['cluster_sizes'])} clusters are kept whole: equal shares were not possible"
     if header["subset"]["re_encoded"]:
         yield "note", f"{header['subset']['re_encoded']:,} rows come from formats without lines and were written as JSON"
+    if header["unsupervised_answers"]:
+        yield (
+            "note",
+            f"{header['unsupervised_answers']:,} answers carry no loss here, which messages.jsonl cannot say to other trainers",
+        )
     yield "time", f"features {duration(seconds['feature_seconds'])}, choice {duration(seconds['choose_seconds'])}"
     yield "folder", str(result.folder)
     if (result.folder / "report.html").is_file():
