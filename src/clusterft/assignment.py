@@ -188,6 +188,8 @@ class _Solver:
             reach = np.nextafter(np.float32(np.ptp(moved) + 2 * tie), np.float32(np.inf))
             if balanced:
                 doubtful = np.setdiff1d(np.flatnonzero(gaps <= reach), rows, assume_unique=True)
+                if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES:
+                    doubtful = self._movers(doubtful, scan, prices, tie)
             else:
                 own, counts, prices = state
                 attempts += 1
@@ -196,8 +198,6 @@ class _Solver:
                 break
             if not doubtful.size:
                 raise RuntimeError("the balancing step found no path although the limits are feasible")
-            if (rows.size + doubtful.size) * self.source.k * 8 > FINISH_BYTES and self.scans < MOST_SCANS and balanced:
-                return prices
             extra = self.source.rows(doubtful)
             extra_own = labels[doubtful].astype(np.int64)
             relabel(extra, prices, extra_own, counts)
@@ -205,6 +205,11 @@ class _Solver:
         settle_ties(self.source, rows, costs, own, counts, prices, self.low, self.high, tie)
         labels[rows] = own
         return self._result(labels, seconds, gaps, rows, costs, own, prices, moved)
+
+    def _movers(self, doubtful, scan, prices, tie) -> np.ndarray:
+        """Those of the doubtful rows whose label does change, or may, under the new prices: all that must join the finish."""
+        labels, _, gaps = self.source.scan(prices, doubtful, tuple(part.copy() for part in scan))
+        return doubtful[(labels[doubtful] != scan[0][doubtful]) | (gaps[doubtful] <= 2 * tie)]
 
     def _next_rows(self, labels, gaps, rows, counts, prices, factor) -> np.ndarray:
         """For clusters that have no more rows to give away: of each those with the next smallest margins."""
