@@ -124,7 +124,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         way["total"] = way["gradients"] + way["projection"]
     for way in ways.values():
         way["ratio"] = way["total"] / fast["total"]
-    facts = {"rows": len(rows), "tokens": sum(map(len, rows)), "gradient_values": ready.n_features, **vars(options)}
+    facts = {"rows": len(rows), "row_tokens": sum(map(len, rows)), "gradient_values": ready.n_features, **vars(options)}
     facts["model"] = Path(options.model).name
     return {"settings": facts, "machine": machine(), "smallest_cosine": cosine, **ways}
 
