@@ -22,11 +22,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from clusterft.app import quiet_libraries, register_schema, run_cell, said_plainly
+from clusterft.app import prepare_libraries, register_schema, run_cell, said_plainly
 from clusterft.overrides import UserError, check_command_line
 from clusterft.records import RunRecord
 
-quiet_libraries()
+prepare_libraries()
 register_schema()
 
 

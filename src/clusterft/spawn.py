@@ -87,7 +87,12 @@ def _without_main_module() -> Iterator[None]:
 @contextmanager
 def _child_environment(threads: int) -> Iterator[None]:
     """Variables that libraries read once at import: set before the fork server starts, restored afterwards."""
-    wanted = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    wanted = {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
