@@ -94,11 +94,16 @@ def main() -> None:
     result = compare(options)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "less.json").write_text(json.dumps(result, indent=1) + "\n")
-    print("| way | gradients, CPU s | projection, CPU s | total | x |\n|---|---|---|---|---|")
+    print(markdown(result))
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of a result, as it is committed."""
+    lines = ["| way | gradients, CPU s | projection, CPU s | total | x |", "|---|---|---|---|---|"]
     for way in ("released", "released_torch_signs", "ours"):
         r = result[way]
-        print(f"| {way} | {r['gradients']:.1f} | {r['projection']:.1f} | {r['total']:.1f} | {r['ratio']:.2f} |")
-    print(f"smallest cosine of equal features: {result['smallest_cosine']:.6f}")
+        lines.append(f"| {way} | {r['gradients']:.1f} | {r['projection']:.1f} | {r['total']:.1f} | {r['ratio']:.2f} |")
+    return "\n".join([*lines, "", f"smallest cosine of equal features: {result['smallest_cosine']:.6f}"])
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
