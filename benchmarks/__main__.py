@@ -1,14 +1,17 @@
 """`make bench` and `make bench-quick`: every benchmark, one after the other, and their tables on one page.
 
     python -m benchmarks [--quick]
+    python -m benchmarks --page      only the page, from the committed results/*.json
 
-Each script measures against its peers in its own run and prints a Markdown table; the page is benchmarks/results/README.md (or
-quick.md), which the project's README quotes. Quick grids take under two minutes on two idle cores.
+Each script measures against its peers in its own run, writes results/NAME.json and prints a Markdown table. The page is
+results/README.md, which the project's README quotes. Quick grids take under two minutes on two idle cores and leave the page alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import subprocess
 import sys
 import time
@@ -38,10 +41,43 @@ def scripts(quick: bool, model: Path) -> dict[str, list[str]]:
     }
 
 
+PAGE = (
+    ("Clustering", "bench_clustering", "clustering", lambda module, data: module.table(data["results"])),
+    ("Gradient-proxy pass", "bench_proxy", "proxy", lambda module, data: module.markdown(data)),
+    ("Selection end to end", "bench_selection", "selection", lambda module, data: module.markdown(data)),
+    ("How well signals follow true gradients", "bench_fidelity", "fidelity", lambda module, data: module.markdown(data)),
+    ("LESS gradients and projection", "bench_less", "less", lambda module, data: module.markdown(data)),
+)
+
+
+def page() -> str:
+    """The tables of all committed results; a benchmark without one is named as not run."""
+    sys.path.insert(0, str(HERE))
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench`; CPU seconds unless said otherwise. Each table compares versions within one run.",
+    ]
+    for title, module, name, render in PAGE:
+        path = HERE / "results" / f"{name}.json"
+        text = render(importlib.import_module(module), json.loads(path.read_text())) if path.exists() else "not run yet"
+        lines += ["", f"### {title}", "", f"`python benchmarks/{module}.py`", "", text]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--page", action="store_true")
+    options = parser.parse_args()
+    failed = 0 if options.page else run_all(options.quick)
+    if not options.quick:
+        (HERE / "results" / "README.md").write_text(page(), encoding="utf-8")
+    return int(failed > 0)
+
+
+def run_all(quick: bool) -> int:
+    """Runs every script; the number that failed."""
     from omegaconf import OmegaConf
 
     from clusterft.gguf_convert import converted_folder
@@ -50,18 +86,14 @@ def main() -> int:
     model = OmegaConf.load(ROOT / "conf/model/smollm2_135m.yaml")
     folder = converted_folder(gguf_path(model, ROOT / "assets"), model.sha256)
     (HERE / "scratch").mkdir(exist_ok=True)
-    page = ["# Benchmarks", "", f"Made by `make {'bench-quick' if quick else 'bench'}`; CPU seconds unless said otherwise."]
     failed = 0
     for title, command in scripts(quick, Path(folder)).items():
         print(f"== {title}", file=sys.stderr, flush=True)
         started = time.perf_counter()
-        done = subprocess.run([sys.executable, *command], cwd=HERE, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run([sys.executable, *command], cwd=HERE, check=False)
         failed += done.returncode != 0
-        page += ["", f"## {title}", "", f"`python benchmarks/{command[0]}`", "", done.stdout.strip()]
-        print(f"{done.stdout}\n({time.perf_counter() - started:.0f} s)", flush=True)
-    target = HERE / ("scratch/quick.md" if quick else "results/README.md")
-    target.write_text("\n".join(page) + "\n", encoding="utf-8")
-    return int(failed > 0)
+        print(f"({time.perf_counter() - started:.0f} s)", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -84,13 +84,18 @@ def main() -> None:
     name = "selection_quick.json" if options.quick else "selection.json"
     Path(RESULTS).mkdir(parents=True, exist_ok=True)
     (RESULTS / name).write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{len(samples)} rows, K = {K}, r = {RATIO}; {report['speedup']:.2f} x in all\n")
-    print("| | proxies, CPU s | cluster and choose, CPU s | total | rows kept |\n|---|---|---|---|---|")
+    print(markdown(report))
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table of a report, as it is committed."""
+    lines = [f"{report['rows']} rows, K = {K}, r = {RATIO}; {report['speedup']:.2f} x in all", ""]
+    lines += ["| | proxies, CPU s | cluster and choose, CPU s | total | rows kept |", "|---|---|---|---|---|"]
     for way in ("released", "ours"):
         x = report[way]
-        print(
-            f"| {way} | {x['proxy_cpu_s']:.1f} | {x['cluster_and_choose_cpu_s']:.2f} | {x['total_cpu_s']:.1f} | {x['rows_kept']} |"
-        )
+        cells = f"{x['proxy_cpu_s']:.1f} | {x['cluster_and_choose_cpu_s']:.2f} | {x['total_cpu_s']:.1f} | {x['rows_kept']}"
+        lines.append(f"| {way} | {cells} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
