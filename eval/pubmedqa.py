@@ -60,6 +60,11 @@ def normalise_pubmedqa(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return out
 
 
+def is_official(pubid: str) -> bool:
+    """Whether a PubMed id is one of the 500 official test questions."""
+    return short_hash(pubid) in official_ids()
+
+
 def official_part(rows: Sequence[tuple[int, dict[str, Any]]], path: Path) -> list[tuple[int, dict[str, Any]]]:
     """The official 500 test questions among `rows`, pairs of line and row.
 

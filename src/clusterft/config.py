@@ -14,6 +14,15 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 
 @dataclass
+class ValidationConfig:
+    """Rows that a gradient-matching selector may look at; never rows that are scored."""
+
+    kind: str = MISSING  # heldout | code_subtasks | medical_subtasks
+    rows: int = MISSING  # heldout: rows cut off the held-out ones; else rows a subtask
+    is_tested: str | None = None  # medical_subtasks: function that tells whether a PubMed id is an official test question
+
+
+@dataclass
 class DataConfig:
     """A source of instruction rows."""
 
@@ -31,6 +40,7 @@ class DataConfig:
     holdout_rows: int = MISSING  # rows set apart by content hash for the held-out loss
     group_field: str | None = None  # meta field that names a row's family (macro averages, table 17)
     expected_rows: int | None = None  # a different count is reported
+    validation: ValidationConfig = MISSING
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from clusterft.records import Cost, Encoded, Metric, Pool, Selection
 from clusterft.seeding import generator, seed_hash
 from clusterft.selection_io import read_selection, write_selection
 from clusterft.tracking import wandb_tracker
+from clusterft.validation import Validation, cut_heldout, subtasks_elsewhere
 
 # Keys of the selector node that say how much to keep; the rest are the method's own parameters.
 BUDGET_KEYS = ("ratio", "budget", "rows")
@@ -50,6 +51,7 @@ class Prepared:
     heldout: tuple[Encoded, ...]
     heldout_groups: tuple[str, ...]
     heldout_pool: Pool
+    validation: Validation
     report: LoadReport
 
 
@@ -64,8 +66,9 @@ def prepare(cfg: DictConfig, *, strict: bool = False) -> Prepared:
     limits = {"max_row_tokens": cfg.data.max_row_tokens}
     pool, encoded = encode_pool(pools.train, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
+    validation, heldout_pool, heldout = cut_heldout(cfg, heldout_pool, heldout)
     groups = tuple(group_of(e, cfg.data.group_field) for e in heldout_pool.examples)
-    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool, pools.report)
+    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool, validation, pools.report)
 
 
 def make_selector(cfg: DictConfig) -> Selector:
@@ -119,7 +122,7 @@ def feature_context(cfg: DictConfig, ready: Prepared, dist: Dist) -> FeatureCont
         seed=cfg.seed,
         load_model=lambda: model_for(cfg, device=str(dist.device)),
         progress=cfg.runtime.progress,
-        validation=validation_rows(ready),
+        validation=validation_rows(cfg, ready),
     )
 
 
@@ -133,12 +136,11 @@ def places(cfg: DictConfig) -> dict[str, Path]:
     return {"assets_dir": Path(cfg.runtime.assets_dir), "cache_dir": Path(cfg.runtime.cache_dir).expanduser()}
 
 
-def validation_rows(ready: Prepared) -> Mapping[str, Sequence[Encoded]]:
-    """Held-out rows by family: the target distribution of gradient-matching selectors. Never part of a test benchmark."""
-    groups: dict[str, list[Encoded]] = {}
-    for row, group in zip(ready.heldout, ready.heldout_groups, strict=True):
-        groups.setdefault(group, []).append(row)
-    return groups
+def validation_rows(cfg: DictConfig, ready: Prepared) -> Validation:
+    """Validation rows for the selectors that use them; empty for the others, so that nothing is fetched in vain."""
+    if not any(spec.params.get("uses_validation") for spec in needed_features(cfg)):
+        return {}
+    return ready.validation or subtasks_elsewhere(cfg, ready.pool, ready.tokenizer)
 
 
 def feature_store(cfg: DictConfig) -> FeatureStore:
@@ -194,7 +196,11 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
     write_selection(replace(chosen, seed=cfg.seed, cost=cost), folder)
     selection = read_selection(folder)
     selection.check_against(ready.pool)
-    return selection, {"feature_seconds": feature_seconds, "choose_seconds": choose_seconds, "selection_seconds": cost.wall_seconds}
+    return selection, {
+        "feature_seconds": feature_seconds,
+        "choose_seconds": choose_seconds,
+        "selection_seconds": cost.wall_seconds,
+    }
 
 
 def selected_rows(ready: Prepared, selection: Selection) -> list[Encoded]:
