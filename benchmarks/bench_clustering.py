@@ -294,6 +294,14 @@ def merge(old: dict, results: list[dict], grown: list[dict] | None) -> dict:
     return merged
 
 
+def save(out: Path, results: list[dict], grown: list[dict] | None) -> dict:
+    """Merges into the file after every row of the grid, so that a run cut short keeps what it has measured."""
+    merged = merge(json.loads(out.read_text()) if out.exists() else {}, results, grown)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(merged, indent=1) + "\n")
+    return merged
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small grid")
@@ -319,11 +327,9 @@ def main() -> None:
     for case in cases:
         print(f"{case.name}, alpha {case.alpha} ...", file=sys.stderr, flush=True)
         results.append(measure(Case(**(asdict(case) | {"peers": case.peers and not options.no_peers})), options.peer_limit))
+        save(options.out, results, None)
     wants_growth = not options.quick and (options.only is None or "growth" in options.only)
-    old = json.loads(options.out.read_text()) if options.out.exists() else {}
-    merged = merge(old, results, growth() if wants_growth else None)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(merged, indent=1) + "\n")
+    merged = save(options.out, results, growth() if wants_growth else None)
     print(table(results))
     if wants_growth:
         print("\n" + growth_table(merged["growth"]))

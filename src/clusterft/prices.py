@@ -10,7 +10,7 @@ import numpy as np
 
 from clusterft.assignment_kernels import balance, margins, relabel
 
-FINISH_BYTES = 48 * 2**20
+FINISH_BYTES = 32 * 2**20
 """Size of the float64 cost rows of the finish above which a new scan is preferred to a larger finish."""
 
 NEWTON_STEPS = 4
