@@ -85,6 +85,8 @@ def compose_request(request: Request) -> DictConfig:
     cfg.data.name = plain_name(paths[0])
     cfg.data.path = [str(p) for p in paths]
     cfg.data.holdout_rows = default_holdout(paths) if request.holdout is None else request.holdout
+    # Two thirds of few held-out rows are still scored; only LESS looks at the others.
+    cfg.data.validation.rows = min(cfg.data.validation.rows, cfg.data.holdout_rows // 3)
     cfg.data.fields = dict(request.fields) or cfg.data.fields
     if request.file_format is not None:
         cfg.data.file_format = request.file_format
