@@ -177,12 +177,16 @@ def _limit(limits: Limits, already_running: int) -> None:
 
 
 def _drop_user(slot: int, in_user_namespace: bool) -> bool:
-    """As root: another user for each problem, so that process counts are its own. Returns whether it is no longer root."""
+    """As root: another user for each problem, so that process counts are its own. Returns whether it is no longer root.
+
+    The kernel counts processes a user over the whole machine: two evaluations at once must not meet in one user, or a fork bomb in one
+    takes the processes of the other. So the number of the evaluation's own process is part of the user's.
+    """
     if in_user_namespace or os.geteuid() != 0:
         return True
     if not readable_by_others(sysconfig.get_paths()["stdlib"]):  # another user could import nothing: every solution would fail
         return False
-    for uid in (2_000_000_000 + slot % 100_000_000, 65534):
+    for uid in (2_000_000_000 + (os.getppid() * 1000 + slot) % 100_000_000, 65534):
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
