@@ -23,9 +23,14 @@ def filled(text: str, root: Path) -> str:
         path = root / match["file"]
         if not path.is_file():
             raise FileNotFoundError(f"README block {match['file']}: there is no such file; run the command that makes it")
-        return f"{match[1]}\n{path.read_text(encoding='utf-8').strip()}\n\n{match[3]}"
+        return f"{match[1]}\n{demoted(path.read_text(encoding='utf-8').strip())}\n\n{match[3]}"
 
     return _BLOCK.sub(fill, text)
+
+
+def demoted(text: str) -> str:
+    """A page of its own begins with a heading of the first level: two levels down it fits below one of the README's."""
+    return re.sub(r"^(?=#+ )", "##", text, flags=re.MULTILINE) if text.startswith("# ") else text
 
 
 def main(arguments: list[str]) -> int:
