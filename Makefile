@@ -17,7 +17,7 @@ tables: install assets
 	$(PY) run.py +experiment=all +scale=$(SCALE)
 
 test: install-dev assets
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 check: install-dev
 	$(PY) -m ruff check .

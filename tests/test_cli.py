@@ -160,7 +160,11 @@ def test_the_doctor_reads_the_handed_cases(case, capsys):
 
 def test_select_keeps_the_share_that_was_asked_for(folder, data):
     header = json.loads((folder / "header.json").read_text())
-    assert (header["pool_rows"], header["heldout_rows"], header["budget"]) == (40, 4, 16)
+    assert (header["pool_rows"], header["heldout_rows"], header["budget"]) == (
+        40,
+        3,
+        16,
+    )  # four held out, one of them for matching
     kept = header["info"]["cluster_kept"]
     assert sum(kept) == 16 and max(kept) - min(kept) <= 1
     assert header["command"].startswith(
@@ -271,7 +275,7 @@ def test_train_evaluate_and_compare(folder, data, tmp_path, capsys):
     capsys.readouterr()
     assert main(["eval", str(folder), "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
-    assert record["status"] == "complete" and record["selection"]["budget"] == 16 and record["metrics"][0]["n"] == 4
+    assert record["status"] == "complete" and record["selection"]["budget"] == 16 and record["metrics"][0]["n"] == 3
     assert record["cost"]["training_seconds"] > 0 and (folder / "run" / record["run_id"] / "train" / "model").is_dir()
     assert main(["eval", str(full)]) == 0
     assert "heldout/nll_micro" in capsys.readouterr().out

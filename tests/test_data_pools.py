@@ -199,8 +199,8 @@ def test_stdlib_pool_is_reproducible(harvested) -> None:
         shutil.copy(kept, cache / "stdlib_instruct")
     pools = load_pool(cfg, assets_dir=cache)
     again = load_pool(cfg, assets_dir=cache)
-    assert pools.train.fingerprint == again.train.fingerprint and len(pools.heldout) == 64
-    assert len(pools.train) == len(rows) - 64
+    assert pools.train.fingerprint == again.train.fingerprint and len(pools.heldout) == 80
+    assert len(pools.train) == len(rows) - 80
     assert pools.train.examples[0].prompt.startswith(cfg.instruction_prefix)
     assert group_of(pools.train.examples[0], "group") == Path(pools.train.examples[0].source).parts[0].removesuffix(".py")
 

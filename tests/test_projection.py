@@ -186,13 +186,13 @@ def test_refusals():
         SignProjection(10, 4, 0).project(torch.zeros(1, 11))
 
 
-MEMORY_SCRIPT = """
-import resource, sys, torch
+MEMORY_SCRIPT = r"""
+import re, sys, torch
 from clusterft.projection import SignProjection
 torch.set_num_threads(1)
 out = SignProjection(10**7, int(sys.argv[1]), seed=0).project(torch.full((1, 10**7), 1e-3))
 assert out.shape == (1, int(sys.argv[1])) and bool(torch.isfinite(out).all())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2)
+print(int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) / 1024**2)
 """
 
 
