@@ -17,7 +17,7 @@ def test_every_block_is_filled_from_its_file():
 
 
 def test_a_block_without_a_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing.md"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.md"):
         filled("<!-- begin nothing.md -->\n<!-- end -->", tmp_path)
 
 
