@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 import re
 import subprocess
 import sys
+import time
 
 import browser as chromium
 import pytest
