@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: table2 tables test check bench bench-quick assets install install-dev slurm-test docs clean
+.PHONY: table2 tables test check bench bench-quick assets install install-dev clean
 
 table2: install assets
 	$(PY) run.py +experiment=table2 +scale=$(SCALE)
