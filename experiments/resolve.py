@@ -19,6 +19,8 @@ from experiments.spec import Cell, override_key
 ROOT = Path(__file__).resolve().parents[1]
 CONTROL = ("cell", "plan", "check", "explain", "seed")
 """Keys of the command line that choose cells rather than describe them."""
+WHOLE = ("experiment", "scale")
+"""Keys that name the table itself. A line of table 11 has its own `+experiment=`; the command line's does not choose among them."""
 
 
 def available_selectors() -> set[str]:
@@ -57,6 +59,8 @@ def narrowed(cells: Iterable[Cell], overrides: Sequence[str]) -> list[Cell]:
     kept = cells
     for override in overrides:
         key = override_key(override)
+        if key in WHOLE:
+            continue
         if key == "seed" or any(override_key(o) == key for cell in cells for o in cell.overrides):
             kept = [c for c in kept if all(_agree(o, override) for o in c.overrides if override_key(o) == key)]
             if not kept:

@@ -58,6 +58,12 @@ def test_full_data_is_one_run_at_every_ratio_and_clustering():
     assert run_id(config(selector=full)) == run_id(config(selector={**full, "ratio": "0.5"}, clustering={"n_clusters": 8}))
 
 
+def test_an_option_that_is_off_is_the_same_run_as_one_that_did_not_exist():
+    before = config(trainer={"workers": 4})
+    assert run_id(config(trainer={"memory": None, "nested": {"deep": None}})) != run_id(config(trainer={"memory": 0}))
+    assert run_id(config(trainer={"memory": None})) == run_id(before)
+
+
 def test_seed_zero_is_not_no_seed():
     assert identity(config(seed=0))["seed"] == 0
 

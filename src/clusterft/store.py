@@ -39,7 +39,8 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     """The part of a configuration that can change a result, in a normal form.
 
     0.5, "0.5" and "0.50" are one ratio. Where the budget does not come from CluSTER's clusters, the clustering is left out, and a
-    selector that keeps everything has no ratio: full data at r = 1.00 and at r = 0.50 is one run.
+    selector that keeps everything has no ratio: full data at r = 1.00 and at r = 0.50 is one run. An option that is off (null) is
+    left out, so that a new option does not rename the runs that never used it.
     """
     plain = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(plain, dict)
@@ -53,7 +54,11 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
         selector.pop("rows")
     if selector["budget"] != "match_cluster":
         kept.pop("clustering")
-    return kept
+    return _without_nulls(kept)
+
+
+def _without_nulls(node: dict[str, Any]) -> dict[str, Any]:
+    return {key: _without_nulls(value) if isinstance(value, dict) else value for key, value in node.items() if value is not None}
 
 
 def run_id(cfg: DictConfig) -> str:
