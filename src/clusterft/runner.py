@@ -86,6 +86,7 @@ def complete_record(
     cost = {
         **seconds,
         "training_seconds": trained.wall_seconds,
+        "training_cpu_seconds": trained.cpu_seconds,
         "evaluation_seconds": evaluation_seconds,
         "total_seconds": seconds["selection_seconds"] + trained.wall_seconds,
         "peak_memory_gib": trained.peak_memory_gib,

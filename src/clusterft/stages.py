@@ -188,10 +188,11 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
     selector = make_selector(cfg)
     own = [spec.name for spec in selector.feature_specs()]
     budget = budget_rows(cfg, ready, have)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     chosen = selector.choose(ready.pool, {name: have[name] for name in own}, budget, generator(cfg.seed, "choose"))
-    choose_seconds = time.perf_counter() - started
+    choose_seconds, choose_cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     feature_seconds = sum(have[name].cost.wall_seconds for name in own)
+    feature_cpu_seconds = sum(have[name].cost.cpu_seconds or 0.0 for name in own)
     cost = Cost(wall_seconds=feature_seconds + choose_seconds)
     write_selection(replace(chosen, seed=cfg.seed, cost=cost), folder)
     selection = read_selection(folder)
@@ -200,6 +201,7 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
         "feature_seconds": feature_seconds,
         "choose_seconds": choose_seconds,
         "selection_seconds": cost.wall_seconds,
+        "selection_cpu_seconds": feature_cpu_seconds + choose_cpu_seconds,
     }
 
 

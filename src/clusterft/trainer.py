@@ -58,6 +58,7 @@ class TrainResult:
     carrier: str = ""
     resumed_from: tuple[int, ...] = ()
     rejected_checkpoints: dict[str, str] = field(default_factory=dict)
+    cpu_seconds: float | None = None  # processor time of all ranks; None when the run was resumed and its first part not counted
 
     def facts(self) -> dict[str, Any]:
         """JSON-able summary for the run's record: losses as first, last and mean."""
@@ -145,6 +146,7 @@ class _Run:
         self.exchange = self.stepper.exchange
         self.state = TrainState()
         self.rejected: dict[str, str] = {}
+        self.cpu_before = time.process_time()
 
     @property
     def done(self) -> bool:
@@ -193,6 +195,7 @@ class _Run:
 
     def result(self) -> TrainResult:
         peaks = self.dist.gather_objects(peak_memory_gib(self.dist.device))
+        cpu = self.dist.gather_objects(time.process_time() - self.cpu_before)
         return TrainResult(
             steps=self.state.step,
             total_steps=self.total_steps,
@@ -205,6 +208,7 @@ class _Run:
             carrier=self.exchange.carrier,
             resumed_from=tuple(self.state.resumed_from),
             rejected_checkpoints=self.rejected,
+            cpu_seconds=None if self.state.resumed_from else sum(cpu),
         )
 
     def finish(self, tokenizer: Any, result: TrainResult) -> None:
