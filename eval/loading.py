@@ -45,6 +45,7 @@ def load(checkpoint_dir: Path, context: Any, dtype: torch.dtype) -> tuple[Any, A
             dtype=dtype,
             attn_implementation=context.model.attention,
             trust_remote_code=trust,
+            use_safetensors=True,
             local_files_only=True,
         )
     tokenizer = AutoTokenizer.from_pretrained(checkpoint_dir, trust_remote_code=trust, local_files_only=True)

@@ -60,6 +60,7 @@ class ModelConfig:
     weights_dtype: str = MISSING  # float32 | bfloat16
     attention: str = MISSING  # eager | sdpa | flash_attention_2
     trust_remote_code: bool = False
+    use_safetensors: bool | None = None  # null: safetensors only | false: pickled weights too, where there are no others
 
 
 @dataclass
@@ -68,7 +69,8 @@ class SamplerConfig:
 
     kind: str = MISSING  # cluster_balanced | shuffled | auto (balanced where the selection has clusters)
     weights: str = MISSING  # selection (w = K pi_c) | none | sqrt
-    reselect_every_epochs: int | None = None
+    reselect_every_epochs: int | None = None  # choose anew with the current model; None: one selection before training
+    reselect_every_steps: int | None = None  # the same, counted in global steps
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Configurations to models and tokenizers: hub ids, local folders, GGUF files and the tiny model made in code.
 
 In: a `ModelConfig` (or its OmegaConf node). Out: a transformers model in eval mode, a tokenizer, the facts that name both in a
-cache key. Weights come from safetensors only, no code of a model is ever run unless `trust_remote_code` is set, and the loaded
-configuration is compared with the `shape` that conf/model promises.
+cache key. Weights come from safetensors unless `use_safetensors: false` asks for pickled ones, no code of a model is ever run
+unless `trust_remote_code` is set, and the loaded configuration is compared with the `shape` that conf/model promises.
 
     hub      path is an id, with a revision                 local  path is a folder
     gguf     path is a folder that holds gguf_file; converted to safetensors once (clusterft.gguf_convert)
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def load_model(
         model = build_tiny_model(config_from_shape(cfg), **kwargs)
     else:
         place, options = _place(cfg, assets_dir, cache_dir)
-        model = _fetch(cfg, AutoModelForCausalLM.from_pretrained, place, use_safetensors=True, **options, **kwargs)
+        model = _fetch(cfg, AutoModelForCausalLM.from_pretrained, place, **options, **kwargs, use_safetensors=_safetensors(cfg))
     _check_shape(cfg, model.config)
     return model.to(device).eval()
 
@@ -106,6 +107,27 @@ def _place(cfg: Any, assets_dir: str | Path, cache_dir: str | Path | None) -> tu
     return str(folder), options
 
 
+def _safetensors(cfg: Any) -> bool:
+    """False where `use_safetensors: false` asks for pickled weights and there are no others. Raises ModelError if they were not asked for."""
+    folder = Path(cfg.path) if cfg.source == "local" else None
+    there = folder is not None and any(folder.glob("*.safetensors"))
+    if getattr(cfg, "use_safetensors", None) is False:
+        return there
+    if folder is not None and not there:
+        pickled = ", ".join(sorted(p.name for p in folder.glob("*.bin"))[:2])
+        raise ModelError(
+            _no_safetensors(folder) + (f" (it holds pickled weights, {pickled}, which can run code)" if pickled else "")
+        )
+    return True
+
+
+def _no_safetensors(folder: Path) -> str:
+    return (
+        f"{folder}: no safetensors file; convert the model with save_pretrained in a place that you trust, "
+        "or set model.use_safetensors=false"
+    )
+
+
 def gguf_path(cfg: Any, assets_dir: str | Path = "assets") -> Path:
     """The GGUF file: `path` below assets_dir, or as it is when absolute. Raises ModelError naming `make assets` if absent."""
     path = Path(assets_dir) / cfg.path / str(cfg.gguf_file)
@@ -120,6 +142,14 @@ def _fetch(cfg: Any, loader: Any, place: str, **options: Any) -> Any:
             return loader(place, **options)
     except ImportError as error:
         raise ModelError(f"model {cfg.name}: {_first_line(error)}; install it or set model.attention=sdpa") from error
+    except UnpicklingError as error:
+        raise ModelError(f"model {cfg.name}: the pickled weights in {place} hold more than weights, and are refused") from error
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ModelError(
+            f"model {cfg.name}: {place} needs code of its own; read it, then set model.trust_remote_code=true to run it"
+        ) from error
     except OSError as error:  # offline, gated, absent and "no safetensors" all arrive as OSError
         if cfg.source != "hub":
             raise ModelError(f"model {cfg.name}: {place} cannot be loaded ({_first_line(error)})") from error
@@ -160,6 +190,8 @@ def _check_shape(cfg: Any, config: PretrainedConfig) -> None:
     found_class = (config.architectures or [cfg.architecture])[0]
     if found_class != cfg.architecture:
         raise ModelError(f"model {cfg.name} is a {found_class}, model.architecture says {cfg.architecture}")
+    if not cfg.shape:  # nothing is promised; a class that comes with the model has no configuration in transformers
+        return
     expected = config_from_shape(cfg)
     for key in cfg.shape:
         asked = getattr(expected, key, None)
@@ -216,6 +248,7 @@ def model_identity(cfg: Any, *, assets_dir: str | Path = "assets") -> dict[str, 
     elif cfg.source == "gguf":
         identity["sha256"] = sha256_of(gguf_path(cfg, assets_dir))
     elif cfg.source == "local":
+        _safetensors(cfg)
         identity["sha256"] = folder_sha256(Path(cfg.path))
     else:
         identity["shape"] = plain_shape(cfg)
@@ -223,10 +256,13 @@ def model_identity(cfg: Any, *, assets_dir: str | Path = "assets") -> dict[str, 
 
 
 def folder_sha256(folder: Path) -> str:
-    """One hash for config, tokenizer and weights of a local model folder. Raises ModelError if it has no safetensors."""
-    weights = sorted(folder.glob("*.safetensors"))
+    """One hash for config, tokenizer and weights (pickled ones where there are no others) of a local model folder.
+
+    Raises ModelError if it has no weights.
+    """
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not weights:
-        raise ModelError(f"{folder}: no safetensors file; convert the model with save_pretrained")
+        raise ModelError(_no_safetensors(folder))
     small = sum(p.stat().st_size for p in weights) <= _WHOLE_HASH_BYTES
     digest = hashlib.sha256()
     for path in [folder / "config.json", *sorted(folder.glob("tokenizer*.json")), *weights]:
