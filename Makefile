@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: table2 tables test check bench bench-quick assets install install-dev clean
+.PHONY: table2 tables test check docs bench bench-quick assets install install-dev clean
 
 table2: install assets
 	$(PY) run.py +experiment=table2 +scale=$(SCALE)
@@ -22,6 +22,10 @@ test: install-dev assets
 check: install-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) tools/audit.py
+
+docs: install-dev
+	$(PY) -m mkdocs build --strict
 
 bench: install-dev assets
 	$(PY) -m benchmarks
