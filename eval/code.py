@@ -7,7 +7,7 @@ out_dir:
 
     generated-<rank>.jsonl   texts as the model wrote them, up to the stop; resumable
     samples.jsonl            complete programmes in evalplus's sample form; `evalplus.evaluate` reads it
-    per_problem.jsonl        {"id", "value" 0 or 1, "base", "plus", "reason", "finish", "n_tokens"} for paired comparisons
+    per_problem.jsonl        {"task", "id", "value" 0 or 1, "base", "plus", "reason", "finish", "n_tokens"} for paired comparisons
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class CodeEvaluator:
 
     task = ""
     dataset = ""
+    sharded = True
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class CodeEvaluator:
         self.limits = Limits(**(limits or {}))
         self.parallel = parallel or max(1, context.threads)
         self.cache_dir = Path(cache_dir) if cache_dir else user_cache()
-        self.dist = dist or single_process(context.device)
+        self.dist = dist or context.dist or single_process(context.device)
 
     def question(self, problem: Problem) -> Question:
         raise NotImplementedError
@@ -122,7 +123,7 @@ class CodeEvaluator:
                 solutions = {p["task_id"]: self.solution(p, texts[p["task_id"]].text) for p in problems.problems}
                 _write_jsonl(out_dir / "samples.jsonl", [{"task_id": i, "solution": s} for i, s in solutions.items()])
                 verdicts = score(problems, solutions, sandbox)
-                write_verdicts(out_dir / "per_problem.jsonl", verdicts, texts, problems.has_plus)
+                write_verdicts(out_dir / "per_problem.jsonl", self.task, verdicts, texts, problems.has_plus)
                 metrics = summarise(self.task, problems, verdicts, self._note(problems, harness, sandbox))
         return self.dist.broadcast_object(metrics)
 
@@ -221,10 +222,13 @@ def pass_at_1(task: str, passed: Sequence[bool], problems: ProblemSet, note: str
     return Metric(task, "pass@1", value, n, math.sqrt(value * (1 - value) / n), "fraction", problems.hash, note)
 
 
-def write_verdicts(path: Path, verdicts: Sequence[Verdict], texts: Mapping[str, Generated], has_plus: bool) -> None:
+def write_verdicts(
+    path: Path, task: str, verdicts: Sequence[Verdict], texts: Mapping[str, Generated], has_plus: bool
+) -> None:
     rows = []
     for v in verdicts:
-        row: dict[str, Any] = {"id": v.task_id, "value": int(v.passed_base), "base": v.base, "plus": v.plus, "reason": v.reason}
+        row: dict[str, Any] = {"task": task, "id": v.task_id, "value": int(v.passed_base)}
+        row |= {"base": v.base, "plus": v.plus, "reason": v.reason}
         if has_plus:
             row["value_plus"] = int(v.passed_plus)
         if v.task_id in texts:

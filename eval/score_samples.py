@@ -35,7 +35,7 @@ def score_file(samples: Path, problems_file: Path, dataset: str, *, sandbox: str
         harness = check_harness(problems, box, user_cache())
         verdicts = score(problems, solutions, box)
         note = f"{problems.source}; {harness}; {box.note}"
-    write_verdicts(samples.with_name(samples.name + ".verdicts.jsonl"), verdicts, {}, problems.has_plus)
+    write_verdicts(samples.with_name(samples.name + ".verdicts.jsonl"), dataset, verdicts, {}, problems.has_plus)
     return summarise(dataset, problems, verdicts, note)
 
 

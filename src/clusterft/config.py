@@ -120,6 +120,7 @@ class RuntimeConfig:
     threads_per_process: int = MISSING
     feature_processes: int = MISSING
     feature_threads: int = MISSING
+    evaluation_processes: int = MISSING  # processes that generate answers together, of feature_threads threads each
     token_budget: int = MISSING  # tokens a batch in feature passes
     nodes: int = MISSING
     launcher: str = MISSING  # spawn | torchrun

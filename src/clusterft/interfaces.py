@@ -67,7 +67,11 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """Scores a saved model."""
+    """Scores a saved model.
+
+    An evaluator with the class attribute `sharded = True` shares its work over the ranks of `EvalContext.dist`; the others are called in
+    one process whatever runtime.evaluation_processes says.
+    """
 
     def evaluate(self, checkpoint_dir: Path, out_dir: Path) -> list[Metric]:
         """Writes per-problem results under `out_dir` and returns the summary numbers."""
@@ -79,6 +83,7 @@ class EvalContext:
 
     heldout / heldout_groups  encoded held-out rows and the family of each (macro averages), aligned
     precision                 float32 | bf16_autocast | bf16, as in training
+    dist                      the ranks that evaluate together (distributed.Dist), or None for one process
     """
 
     model: Any  # config.ModelConfig node of the trained model (its weights come from checkpoint_dir)
@@ -91,3 +96,4 @@ class EvalContext:
     heldout: Sequence[Encoded] = ()
     heldout_groups: Sequence[str] = ()
     progress: bool = False
+    dist: Any = None
