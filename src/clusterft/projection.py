@@ -34,7 +34,7 @@ GRID_BITS = 22  # a row's largest entry becomes an integer of at most this many 
 PART_BITS = 11  # of the lower part; the upper part then has at most 11 bits as well
 MAX_BLOCK = 1 << (24 - PART_BITS)  # so many 11-bit integers sum exactly in float32
 MAX_FEATURES = 1 << (53 - GRID_BITS)  # so many 22-bit integers sum exactly in float64
-BLOCK_BYTES = 1 << 25
+BLOCK_BYTES = 1 << 23  # a block of int8 signs that a processor's last cache holds; float32 ones take four times that
 SIGNS_A_THREAD = 1 << 19
 BACKENDS = ("numba", "torch")
 
@@ -42,7 +42,8 @@ _ROW_STEP = 0x9E3779B97F4A7C15
 _WORD_STEP = 0xD1B54A32D192ED03
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
-_SIGN_TABLE = (1 - 2 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)).astype(np.float32)
+_SIGN_TABLE = (1 - 2 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)).astype(np.int8)
+_SIGN_WORDS = np.ascontiguousarray(_SIGN_TABLE).view(np.uint64)[:, 0].copy()  # eight signs of one byte each, as one word
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class SignProjection:
     """A projection from p = `n_features` to d = `dim` columns, named by its seed.
 
     backend         numba (CPU) | torch (any device); bit-identical, also with each other
-    block_features  rows of the sign matrix made at a time, at most 8,192, None for about 32 MiB; changes speed, never a result
+    block_features  rows of the sign matrix made at a time, at most 8,192, None for about 8 MiB of them as int8 (at least 64
+                    rows); changes speed, never a result
     products        float32 | int8: how the exact sums are made; None takes what is faster here (int8 on the CPU only)
 
     Raises ValueError for an unknown backend or sizes outside the exact range.
@@ -81,15 +83,16 @@ class SignProjection:
 
     def signs(self, start: int, stop: int, device: str | torch.device = "cpu") -> torch.Tensor:
         """(stop - start, d) float32 of +-1: rows start ... stop - 1 of the matrix, not yet scaled."""
-        return self._signs(start, stop, device, torch.float32)
+        return self._signs(start, stop, device).float()
 
-    def _signs(self, start: int, stop: int, device: str | torch.device, dtype: torch.dtype) -> torch.Tensor:
+    def _signs(self, start: int, stop: int, device: str | torch.device, space: np.ndarray | None = None) -> torch.Tensor:
+        """(stop - start, d) int8. space (rows, 64 words) int8: memory to make them in, new memory costs as much as the signs."""
         words = -(-self.dim // 64)
         if self.backend == "numba":
-            out = np.empty((stop - start, words * 64), np.int8 if dtype == torch.int8 else np.float32)
+            out = np.empty((stop - start, words * 64), np.int8) if space is None else space[: stop - start]
             _fill_in_threads(np.uint64(_key(self.seed)), start, out)
             return torch.from_numpy(out)[:, : self.dim]
-        return _torch_signs(_key(self.seed), start, stop, words, device)[:, : self.dim].to(dtype)
+        return _torch_signs(_key(self.seed), start, stop, words, device)[:, : self.dim]
 
     def project(self, rows: torch.Tensor) -> torch.Tensor:
         """(b, p) -> (b, d) float32. A row with a value that is not finite becomes a row of NaN.
@@ -103,20 +106,29 @@ class SignProjection:
         exponent, finite = _row_exponents(rows)
         total = torch.zeros(len(rows), self.dim, dtype=torch.float64, device=rows.device)
         products = self.products or ("float32" if rows.is_cuda else faster_products())
-        for start, stop in self._blocks(products):
-            grid = _on_grid(rows[:, start:stop], exponent)
+        blocks = list(self._blocks())
+        space = np.empty((blocks[0][1], -(-self.dim // 64) * 64), np.int8) if self.backend == "numba" else None
+        for start, stop in blocks:
+            signs = self._signs(start, stop, rows.device, space)
             if products == "int8":
-                total += _int8_sums(grid, self._signs(start, stop, rows.device, torch.int8))
+                total += _int8_sums(self._int8_parts(rows[:, start:stop], exponent), signs)
             else:
-                total += _float32_sums(grid, self._signs(start, stop, rows.device, torch.float32))
+                total += _float32_sums(_on_grid(rows[:, start:stop], exponent), signs.float())
         scaled = torch.ldexp(total, exponent[:, None] - GRID_BITS) / self.dim**0.5
         return torch.where(finite[:, None], scaled, torch.nan).float()
 
-    def _blocks(self, products: str) -> Iterator[tuple[int, int]]:
-        width = self.dim * (1 if products == "int8" else 4)
-        step = self.block_features or max(64, min(MAX_BLOCK, BLOCK_BYTES // width))
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        step = self.block_features or max(64, min(MAX_BLOCK, BLOCK_BYTES // self.dim))
         for start in range(0, self.n_features, step):
             yield start, min(start + step, self.n_features)
+
+    def _int8_parts(self, block: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+        """(3 b, c) int8: low, middle and high parts of the rows on their grid; one compiled loop where there is numba."""
+        if self.backend == "numba" and block.dtype == torch.float32:
+            out = np.empty((3, *block.shape), np.int8)
+            _cut_rows(block.detach().numpy(), exponent.numpy(), out)
+            return torch.from_numpy(out).view(-1, block.shape[1])
+        return _int8_parts_of(_on_grid(block, exponent))
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -148,16 +160,34 @@ def _float32_sums(grid: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     return sums[: len(grid)] * (1 << PART_BITS) + sums[len(grid) :]
 
 
-def _int8_sums(grid: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
-    """(b, d) float64: grid @ signs, exact. Three parts of 8 bits, summed in int32."""
+def _int8_parts_of(grid: torch.Tensor) -> torch.Tensor:
+    """(3 b, c) int8 parts of a grid (b, c) of whole numbers: grid = low + 2**8 middle + 2**16 high."""
     rest, parts = grid.int(), []
     for _ in range(3):
         part = ((rest + 128) & 255) - 128
         parts.append(part.to(torch.int8))
         rest = (rest - part) >> 8
-    sums = torch._int_mm(torch.cat(parts), signs.contiguous()).double()
-    low, middle, high = sums.split(len(grid))
+    return torch.cat(parts)
+
+
+def _int8_sums(parts: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """(b, d) float64: grid @ signs, exact, from the grid's three parts (3 b, c). Summed in int32."""
+    low, middle, high = torch._int_mm(parts, signs.contiguous()).double().chunk(3)
     return low + middle * 256 + high * 65536
+
+
+@compiled
+def _cut_rows(block, exponents, out):
+    """`_int8_parts_of(_on_grid(block, exponents))` in one pass: block (b, c) float32, out (3, b, c) int8."""
+    for i in range(block.shape[0]):
+        scale = 2.0 ** (GRID_BITS - exponents[i])
+        for j in range(block.shape[1]):
+            value = np.float64(block[i, j])
+            whole = np.int32(np.rint(value * scale)) if np.isfinite(value) else np.int32(0)
+            low = np.int32(((whole + 128) & 255) - 128)
+            whole = (whole - low) >> 8
+            middle = np.int32(((whole + 128) & 255) - 128)
+            out[0, i, j], out[1, i, j], out[2, i, j] = low, middle, (whole - middle) >> 8
 
 
 @lru_cache(maxsize=1)
@@ -166,13 +196,17 @@ def faster_products() -> str:
     if not hasattr(torch, "_int_mm"):
         return "float32"
     grid = torch.arange(64 * 1024, dtype=torch.float64).reshape(64, 1024) * 61 - (1 << 20)
-    signs = torch.ones(1024, 512)
+    signs = torch.ones(1024, 512, dtype=torch.int8)
     seconds = {}
-    for name, sums, given in (("float32", _float32_sums, signs), ("int8", _int8_sums, signs.to(torch.int8))):
-        sums(grid, given)
+    ways = {
+        "float32": lambda: _float32_sums(grid, signs.float()),
+        "int8": lambda: _int8_sums(_int8_parts_of(grid), signs),
+    }
+    for name, sums in ways.items():
+        sums()
         started = time.process_time()
         for _ in range(4):
-            sums(grid, given)
+            sums()
         seconds[name] = time.process_time() - started
     return min(seconds, key=seconds.__getitem__)
 
@@ -194,13 +228,13 @@ def _key(seed: int) -> int:
 
 
 def _fill_in_threads(key: np.uint64, start: int, out: np.ndarray) -> None:
-    """Fills runs of rows in as many threads as torch has. Not by numba's own threads: their OpenMP layer would change torch's
-    number."""
+    """Fills runs of rows (c, 64 w) int8 in as many threads as torch has. Not by numba's own threads: their OpenMP layer would
+    change torch's number."""
     threads = max(1, min(torch.get_num_threads(), out.size // SIGNS_A_THREAD))
     edges = [len(out) * i // threads for i in range(threads + 1)]
-    table = _SIGN_TABLE.astype(out.dtype)
-    others = [_threads().submit(_fill_signs, key, start + a, out[a:b], table) for a, b in pairwise(edges[1:])]
-    _fill_signs(key, start, out[: edges[1]], table)
+    words = out.view(np.uint64)
+    others = [_threads().submit(_fill_signs, key, start + a, words[a:b], _SIGN_WORDS) for a, b in pairwise(edges[1:])]
+    _fill_signs(key, start, words[: edges[1]], _SIGN_WORDS)
     for other in others:
         other.result()
 
@@ -212,23 +246,20 @@ def _threads() -> ThreadPoolExecutor:
 
 @compiled
 def _fill_signs(key: np.uint64, start: int, out: np.ndarray, table: np.ndarray) -> None:
-    """out (c, 64 w), table (256, 8) of one dtype. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014), applied
-    to the row, then the word."""
-    words = out.shape[1] // 64
+    """out (c, 8 w) uint64, eight signs each; table (256,) uint64. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood
+    2014), applied to the row, then the word. Eight signs are one look-up and one store, with either order of bytes in memory."""
     for row in range(out.shape[0]):
         base = key + np.uint64(start + row) * np.uint64(_ROW_STEP)
         base = (base ^ (base >> np.uint64(30))) * np.uint64(_MIX_1)
         base = (base ^ (base >> np.uint64(27))) * np.uint64(_MIX_2)
         base = base ^ (base >> np.uint64(31))
-        for word in range(words):
+        for word in range(out.shape[1] // 8):
             bits = base + np.uint64(word) * np.uint64(_WORD_STEP)
             bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_MIX_1)
             bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_MIX_2)
             bits = bits ^ (bits >> np.uint64(31))
             for byte in range(8):
-                at = (bits >> np.uint64(8 * byte)) & np.uint64(255)
-                for k in range(8):
-                    out[row, word * 64 + byte * 8 + k] = table[at, k]
+                out[row, word * 8 + byte] = table[(bits >> np.uint64(8 * byte)) & np.uint64(255)]
 
 
 def _torch_signs(key: int, start: int, stop: int, words: int, device: str | torch.device) -> torch.Tensor:
