@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clusterft.distributed import Dist
 
@@ -80,6 +81,11 @@ def fault(folder: Path) -> str | None:
         if file_facts(folder / name)["sha256"] != facts["sha256"]:
             return f"{name} has another sha256 than the manifest says"
     return None
+
+
+def listed_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """name -> {bytes, sha256} of every file of a checkpoint, as its manifest says. Raises FileNotFoundError without one."""
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
 
 
 def find_latest(folder: Path) -> Found:

@@ -124,6 +124,7 @@ class ClusterSelector:
     """
 
     name = "cluster"
+    follows_model = True  # proxies of the model in training are other proxies: sampler.reselect_every_* has a meaning
 
     def __init__(
         self,

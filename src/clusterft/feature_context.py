@@ -68,6 +68,7 @@ class FeatureContext:
     token_budget  tokens a batch; changes speed and the last bits of a float, never the key
     load_model    makes the model on first use; the result is kept
     work_dir      folder for an extractor's own artefacts (checkpoints of a warm-up, ...); `compute` sets it for each feature
+    weights       names weights that differ from those of `model_cfg` (a model in training), None where they do not; part of the key
     validation    name -> encoded rows of a target task, for extractors that need one (LESS)
 
     Raises ValueError if `encoded` is not aligned with the pool.
@@ -86,6 +87,7 @@ class FeatureContext:
     work_dir: Path | None = None
     progress: bool = False
     validation: Mapping[str, Sequence[Encoded]] = field(default_factory=dict)
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.load_model, _Once):

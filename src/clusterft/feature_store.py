@@ -111,6 +111,8 @@ def identity_of(spec: FeatureSpec, context: FeatureContext) -> dict[str, Any]:
         "template": context.template,
         "max_length": context.max_length,
     }
+    if context.weights is not None:
+        identity["weights"] = context.weights
     if params.get("uses_seed"):
         identity["seed"] = context.seed
     if params.get("uses_validation"):

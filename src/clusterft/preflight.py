@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from clusterft import stages
 from clusterft.overrides import UserError
+from clusterft.segments import check_reselection, period
 from clusterft.tracking import check_mode
 
 LAPTOP_HINT = "try +scale=laptop, which needs neither GPU nor network"
@@ -29,7 +30,7 @@ def preflight(cfg: DictConfig) -> None:
     check_hub(cfg)
     check_disk(cfg)
     check_mode(cfg.runtime.wandb)
-    stages.make_selector(cfg)
+    check_reselection(cfg.sampler, stages.make_selector(cfg), epochs=cfg.trainer.epochs)
     for evaluator in stages.evaluators(cfg).values():
         check = getattr(evaluator, "preflight", None)
         if check is not None:
@@ -101,7 +102,7 @@ def _reachable(kind: str, name: str, revision: str | None) -> bool:
 def check_disk(cfg: DictConfig) -> None:
     """Room for the checkpoints that may lie side by side, and for the cache."""
     parameters = cfg.model.shape.parameters if "parameters" in cfg.model.shape else 0
-    copies = 2 + (cfg.trainer.keep_last * 3 if cfg.trainer.checkpoint_every_steps else 0)
+    copies = 2 + (cfg.trainer.keep_last * 3 if cfg.trainer.checkpoint_every_steps or period(cfg.sampler) else 0)
     wanted = parameters * (4 if cfg.model.weights_dtype == "float32" else 2) * copies + 200 * 2**20
     folder = Path(cfg.runtime.runs_dir).absolute()
     while not folder.exists():

@@ -1,6 +1,6 @@
 """One cell from configuration to record.json, on one page.
 
-    begin (config.yaml first) ► prepare ► select ► train on W workers ► evaluate ► record.json (last)
+    begin (config.yaml first) ► prepare ► select ► train on W workers (► select ► train ...) ► evaluate ► record.json (last)
 
 A run that is complete is returned as it is. A run that was interrupted goes on: features, selection, checkpoints and per-problem
 results are all found again by their stages.
@@ -13,14 +13,15 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from clusterft import provenance, stages
+from clusterft import adaptive, provenance, stages
 from clusterft.launch import Preempted
 from clusterft.records import Metric, RunRecord, Selection
 from clusterft.store import RunStore, run_id
-from clusterft.trainer import TrainResult, read_result
+from clusterft.trainer import TrainResult
 
 
 def run_one(cfg: DictConfig) -> RunRecord:
@@ -52,8 +53,7 @@ def run_one(cfg: DictConfig) -> RunRecord:
 def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
     ready = stages.prepare(cfg)
     selection, seconds = stages.select(cfg, ready, run_dir)
-    stages.run_on_workers(cfg, "train", processes=cfg.runtime.processes, threads=cfg.runtime.threads_per_process, run_dir=run_dir)
-    trained = read_result(run_dir / "train")
+    trained = adaptive.train(cfg, run_dir, ready)
     started = time.perf_counter()
     metrics = stages.evaluate(cfg, ready, run_dir)
     evaluation_seconds = time.perf_counter() - started
@@ -68,6 +68,7 @@ def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
         trained=trained,
         metrics=metrics,
         evaluation_seconds=evaluation_seconds,
+        reselections=adaptive.reselections(cfg, run_dir, selection),
     )
 
 
@@ -81,8 +82,11 @@ def complete_record(
     trained: TrainResult,
     metrics: Sequence[Metric],
     evaluation_seconds: float,
+    reselections: Sequence[Mapping[str, Any]] = (),
 ) -> RunRecord:
-    """The record of a run whose stages have all finished. seconds: as `stages.select` returned them."""
+    """The record of a run whose stages have all finished. seconds: as `stages.select` returned them; what re-selections
+    (`adaptive.reselections`) cost is added."""
+    seconds = adaptive.with_reselections(seconds, reselections)
     cost = {
         **seconds,
         "training_seconds": trained.wall_seconds,
@@ -92,6 +96,8 @@ def complete_record(
         "peak_memory_gib": trained.peak_memory_gib,
     }
     facts = selection_facts(selection, pool_rows)
+    if reselections:
+        facts["reselections"] = [dict(one) for one in reselections]
     return _record(cfg, name, "complete", selection=facts, train=trained.facts(), metrics=tuple(metrics), cost=cost)
 
 

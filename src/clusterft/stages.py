@@ -32,6 +32,7 @@ from clusterft.models import load_model, load_tokenizer
 from clusterft.prompting import encode_pool, row_lengths
 from clusterft.records import Cost, Encoded, Metric, Pool, Selection
 from clusterft.seeding import generator, seed_hash
+from clusterft.segments import selection_folder
 from clusterft.selection_io import read_selection, write_selection
 from clusterft.tracking import wandb_tracker
 from clusterft.validation import Validation, cut_heldout, subtasks_elsewhere
@@ -178,7 +179,8 @@ def budget_rows(cfg: DictConfig, ready: Prepared, have: Mapping[str, Feature]) -
 def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, dict[str, float]]:
     """Computes features, chooses, writes `run_dir`/selection, and reads it back.
 
-    The seconds returned are those of the method itself: its own features (as measured when they were computed) and its `choose`.
+    The cost returned (seconds, passes of single rows) is that of the method itself: its own features, as measured when they were
+    computed, and its `choose`.
     The clusters that only tell a rival how many rows it may keep are not counted against it.
     """
     folder = run_dir / "selection"
@@ -202,6 +204,8 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
         "choose_seconds": choose_seconds,
         "selection_seconds": cost.wall_seconds,
         "selection_cpu_seconds": feature_cpu_seconds + choose_cpu_seconds,
+        "forward_passes": sum(have[name].cost.forward_passes or 0.0 for name in own),
+        "backward_passes": sum(have[name].cost.backward_passes or 0.0 for name in own),
     }
 
 
@@ -211,14 +215,17 @@ def selected_rows(ready: Prepared, selection: Selection) -> list[Encoded]:
     return [by_id[i] for i in selection.ids]
 
 
-def train_entry(*, dist: Dist, config_path: str) -> None:
-    """One rank of the training stage: reads the frozen configuration and the written selection, trains, rank 0 saves the model."""
+def train_entry(*, dist: Dist, config_path: str, segment: int = 0, begin_step: int = 0, until_step: int | None = None) -> None:
+    """One rank of the training stage: reads the frozen configuration and the written selection, trains, rank 0 saves the model.
+
+    segment, begin_step, until_step: with re-selection (see `adaptive`) the selection to use and the steps it is used for.
+    """
     from clusterft.trainer import train
 
     cfg = load_frozen(Path(config_path))
     run_dir = Path(config_path).parent
     ready = prepare(cfg)
-    selection = read_selection(run_dir / "selection")
+    selection = read_selection(selection_folder(run_dir, segment))
     selection.check_against(ready.pool)
     mode = cfg.runtime.wandb if dist.is_main else "disabled"
     facts = OmegaConf.to_container(cfg, resolve=True)
@@ -233,6 +240,8 @@ def train_entry(*, dist: Dist, config_path: str) -> None:
             out_dir=run_dir / "train",
             seed=seed_hash(cfg.seed, "train"),
             tokenizer=ready.tokenizer,
+            begin_step=begin_step,
+            stop_after=until_step,
             on_step=tracker,
         )
 
@@ -243,14 +252,19 @@ def features_entry(*, dist: Dist, config_path: str) -> None:
     features(cfg, prepare(cfg), dist=dist)
 
 
-def run_on_workers(cfg: DictConfig, stage: str, *, processes: int, threads: int, run_dir: Path | None = None) -> None:
-    """Starts the ranks of a stage and waits. Raises launch.WorkerError with the failing rank's message."""
+def run_on_workers(
+    cfg: DictConfig, stage: str, *, processes: int, threads: int, run_dir: Path | None = None, **arguments: int
+) -> None:
+    """Starts the ranks of a stage and waits. Raises launch.WorkerError with the failing rank's message.
+
+    stage: train | features, or any "module:function"; `arguments` are passed to it beside the configuration's path.
+    """
     from clusterft.store import RunStore
 
     folder = run_dir or RunStore(Path(cfg.runtime.runs_dir)).begin(cfg)
     launch.run(
-        f"clusterft.stages:{stage}_entry",
-        {"config_path": str(folder / "config.yaml")},
+        stage if ":" in stage else f"clusterft.stages:{stage}_entry",
+        {"config_path": str(folder / "config.yaml"), **arguments},
         processes=processes,
         threads=threads,
         device=cfg.runtime.device,

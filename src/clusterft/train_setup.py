@@ -78,8 +78,6 @@ def check_settings(
         raise ValueError(f"trainer.engine={cfg.engine}: {ENGINES_NOT_BUILT[cfg.engine]}; use trainer.engine=ddp")
     if cfg.engine != "ddp":
         raise ValueError(f"trainer.engine={cfg.engine!r} is not one of ddp, {', '.join(ENGINES_NOT_BUILT)}")
-    if sampler_cfg.reselect_every_epochs is not None:
-        raise ValueError("sampler.reselect_every_epochs: choosing anew during training is not built yet; set it to null")
     check_reduction(cfg.loss_reduction)
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"trainer.precision={cfg.precision!r} is not one of {', '.join(PRECISIONS)}")

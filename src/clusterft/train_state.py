@@ -74,16 +74,23 @@ def save_state(
     return time.perf_counter() - started
 
 
-def load_state(path: Path, exchange: LocalExchange, optimizer: torch.optim.Optimizer | None, sampler: Sampler) -> TrainState:
+def load_state(
+    path: Path,
+    exchange: LocalExchange,
+    optimizer: torch.optim.Optimizer | None,
+    sampler: Sampler,
+    *,
+    new_selection: bool = False,
+) -> TrainState:
     """Puts weights and optimiser state back in place and returns the counters, with this resume noted.
 
+    new_selection: the checkpoint was written with the selection before this one, as many rows of it; no interruption to note.
     Raises ValueError if the checkpoint is of another model, other rows, another batch or another seed.
     """
     facts = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
-    if facts["sampler"] != _sampler_facts(sampler):
-        raise ValueError(
-            f"{path}: written for {facts['sampler']}, this run has {_sampler_facts(sampler)}; use another run directory"
-        )
+    there, here = facts["sampler"], _sampler_facts(sampler)
+    if there | ({"order": here["order"]} if new_selection else {}) != here:
+        raise ValueError(f"{path}: written for {there}, this run has {here}; use another run directory")
     tensors = load_file(path / "model.safetensors")
     if set(tensors) != set(exchange.layout.names):
         odd = min(set(tensors) ^ set(exchange.layout.names))
@@ -95,7 +102,8 @@ def load_state(path: Path, exchange: LocalExchange, optimizer: torch.optim.Optim
     if optimizer is not None:
         _load_optimizer(path, exchange, optimizer)
     state = TrainState(**facts["state"])
-    state.resumed_from.append(state.step)
+    if not new_selection:
+        state.resumed_from.append(state.step)
     return state
 
 

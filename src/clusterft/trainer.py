@@ -31,6 +31,7 @@ from clusterft.distributed import Dist, Preempted
 from clusterft.metrics_log import MetricsLog
 from clusterft.optim import learning_rate
 from clusterft.records import Encoded, Selection
+from clusterft.segments import period
 from clusterft.stop_signals import StopSignals
 from clusterft.train_setup import check_settings, make_sampler, peak_memory_gib, row_weights
 from clusterft.train_state import TrainState, load_state, save_state
@@ -86,6 +87,7 @@ def train(
     seed: int,
     tokenizer: Any = None,
     pad_id: int = 0,
+    begin_step: int = 0,
     stop_after: int | None = None,
     on_step: Callable[[dict[str, Any]], None] | None = None,
     carrier: str = "auto",
@@ -96,6 +98,7 @@ def train(
     cfg, sampler_cfg  TrainerConfig and SamplerConfig nodes
     tokenizer         saved beside the model when given
     pad_id            any id of the vocabulary: padding is masked and carries no loss
+    begin_step        the global step from which on this selection is in force; before it another one of as many rows was
     stop_after        return after this global step with a checkpoint; the same call without it goes on
     on_step           called on rank 0 with each step's metrics line
     carrier           auto | shared | messages, see `carriers.choose_exchange`
@@ -106,7 +109,11 @@ def train(
     if dist.broadcast_object((out_dir / "result.json").exists()):
         log.info("%s is already finished, nothing is computed anew", out_dir)
         return _finished(model, out_dir)
-    run = _Run(model, encoded, selection, cfg, sampler_cfg, dist, out_dir, seed, pad_id, carrier, logits)
+    if period(sampler_cfg) is not None and stop_after is None:
+        raise ValueError(
+            "sampler.reselect_every_*: train() keeps one selection; train each segment up to stop_after, see adaptive"
+        )
+    run = _Run(model, encoded, selection, cfg, sampler_cfg, dist, out_dir, seed, pad_id, carrier, logits, begin_step)
     with StopSignals() as stop:
         try:
             run.go(stop, stop_after, on_step)
@@ -134,6 +141,7 @@ class _Run:
         pad_id: int,
         carrier: str,
         logits: str,
+        begin_step: int,
     ) -> None:
         check_settings(model, encoded, selection, cfg, sampler_cfg, dist)
         self.model, self.cfg, self.dist, self.out_dir = model, cfg, dist, out_dir
@@ -144,7 +152,7 @@ class _Run:
         options = {"seed": seed, "pad_id": pad_id, "carrier": carrier, "logits": logits}
         self.stepper = Stepper(model, encoded, weights, self.sampler, cfg, dist, **options)
         self.exchange = self.stepper.exchange
-        self.state = TrainState()
+        self.state, self.begin_step = TrainState(), begin_step
         self.rejected: dict[str, str] = {}
         self.cpu_before = time.process_time()
 
@@ -173,8 +181,14 @@ class _Run:
         for name, reason in found.rejected.items():
             if self.dist.is_main:
                 log.warning("%s is passed over: %s", name, reason)
+        if found.step < self.begin_step:
+            raise ValueError(
+                f"{self.out_dir}: this selection takes over at step {self.begin_step}, but the newest whole checkpoint is of step "
+                f"{found.step}; train the selection before it up to there"
+            )
         if found.path is not None:
-            self.state = load_state(found.path, self.exchange, self.stepper.optimizer, self.sampler)
+            new = found.step == self.begin_step > 0
+            self.state = load_state(found.path, self.exchange, self.stepper.optimizer, self.sampler, new_selection=new)
             if self.dist.is_main:
                 log.info("resuming at step %d of %d from %s", self.state.step, self.total_steps, found.path.name)
 
@@ -208,7 +222,7 @@ class _Run:
             carrier=self.exchange.carrier,
             resumed_from=tuple(self.state.resumed_from),
             rejected_checkpoints=self.rejected,
-            cpu_seconds=None if self.state.resumed_from else sum(cpu),
+            cpu_seconds=None if self.state.resumed_from or self.begin_step else sum(cpu),
         )
 
     def finish(self, tokenizer: Any, result: TrainResult) -> None:

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from clusterft import stages
+from clusterft import adaptive, stages
 from clusterft.api import check_unchanged, open_folder
 from clusterft.cli.console import console, facts_table
 from clusterft.config import load_frozen
@@ -67,6 +67,7 @@ def _evaluated(store: RunStore, run_dir: Path, seconds: dict[str, float]) -> Run
             trained=read_result(run_dir / "train"),
             metrics=metrics,
             evaluation_seconds=time.perf_counter() - started,
+            reselections=adaptive.reselections(cfg, run_dir, selection),
         )
         store.write(record)
     return record

@@ -14,13 +14,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from clusterft import stages
+from clusterft import adaptive
 from clusterft.api import check_unchanged, open_folder
 from clusterft.cli.console import console, duration, facts_table
 from clusterft.overrides import UserError
 from clusterft.preflight import preflight
 from clusterft.store import RunStore
-from clusterft.trainer import TrainResult, read_result
+from clusterft.trainer import TrainResult
 
 OPTIONS = {
     "epochs": "trainer.epochs",
@@ -56,10 +56,15 @@ def train_folder(folder: Path, settings: Sequence[str]) -> tuple[Path, TrainResu
     run_dir = store.begin(cfg)
     with store.lock(run_dir.name):
         if not (run_dir / "selection" / "header.json").exists():
-            shutil.copytree(selected.run_dir / "selection", run_dir / "selection", dirs_exist_ok=True)
-        workers = {"processes": cfg.runtime.processes, "threads": cfg.runtime.threads_per_process}
-        stages.run_on_workers(cfg, "train", run_dir=run_dir, **workers)
-    return run_dir, read_result(run_dir / "train")
+            copy_selection(selected.run_dir / "selection", run_dir / "selection")
+        return run_dir, adaptive.train(cfg, run_dir)
+
+
+def copy_selection(source: Path, target: Path) -> None:
+    """The files of a first selection, its header last; re-selections below it belong to the run that made them."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted((p for p in source.iterdir() if p.is_file()), key=lambda p: p.name == "header.json"):
+        shutil.copy2(file, target / file.name)
 
 
 def changed(cfg: DictConfig, settings: Sequence[str]) -> DictConfig:
