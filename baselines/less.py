@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from clusterft.budget import require_rows
-from clusterft.feature_columns import LESS_REASONS
+from clusterft.feature_columns import LESS_REASONS, PROJECTION_VERSION
 from clusterft.interfaces import Feature, FeatureSpec
 from clusterft.ranking import ranked_selection
 from clusterft.records import Pool, Selection
@@ -66,7 +66,8 @@ class LessSelector:
         self.gradients = {**gradients, "uses_validation": True}
 
     def feature_specs(self) -> list[FeatureSpec]:
-        return [FeatureSpec("lora_gradients", "clusterft.lora_gradients:extract_lora_gradients", self.gradients)]
+        extractor = "clusterft.lora_gradients:extract_lora_gradients"
+        return [FeatureSpec("lora_gradients", extractor, self.gradients, version=PROJECTION_VERSION)]
 
     def choose(self, pool: Pool, features: Mapping[str, Feature], budget: int, rng: np.random.Generator) -> Selection:
         """The score of a row is its influence. Raises ValueError if the features are not of this pool's size."""

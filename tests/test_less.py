@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from tiny_feature_context import example, tiny_context
 from baselines.less import LessSelector, best_subtask, checkpoint_weights, influence
 from clusterft.batching import row_of_encoded
 from clusterft.feature_columns import LESS_REASONS
+from clusterft.feature_store import FeatureDamaged
 from clusterft.features import FeatureStore, compute
 from clusterft.interfaces import Feature
 from clusterft.lora_gradients import check_validation, checkpoint_files, epoch_rates, warmup_rows
@@ -353,6 +355,35 @@ def test_variant_and_validation_change_the_key_and_the_seed_does_not(whole, tmp_
     other.validation = {"sums": context.validation["sums"]}
     assert key(context) != key(other)
     assert key(context) == key(less_context(seed=7))
+
+
+def test_features_of_another_projection_are_computed_anew_and_refused_where_they_stand_in(whole, tmp_path):
+    """Another seed of the signs is another feature beside the first. Its folder under the first one's name is an error, not rows
+    that look alike: their cosines with the right ones mean nothing."""
+    context, selector, features = whole
+    (_, first), (other, second) = (less_features(tmp_path, context, projection_seed=seed) for seed in (0, 1))
+    one, two = first["lora_gradients"], second["lora_gradients"]
+    np.testing.assert_array_equal(one.rows, features["lora_gradients"].rows)
+    assert str(one.extra["projection"]) != str(two.extra["projection"])
+    cosines = (one.rows[:, :256].astype(float) * two.rows[:, :256]).sum(1)
+    assert np.abs(cosines).max() < 0.5
+    store, (spec,), (wrong,) = FeatureStore(tmp_path), selector.feature_specs(), other.feature_specs()
+    right, foreign = store.path(spec, context), store.path(wrong, context)
+    shutil.rmtree(right)
+    shutil.copytree(foreign, right)
+    with pytest.raises(
+        FeatureDamaged, match=f"key is {store.key(wrong, context)}.*asked for is {store.key(spec, context)}.*other"
+    ):
+        compute([spec], context, store)
+
+
+def test_other_signs_are_other_features(whole, monkeypatch):
+    """A new version of the sign function renames the features: none of the old signs is ever read with them."""
+    context, selector, _ = whole
+    key = lambda: FeatureStore("unused").key(selector.feature_specs()[0], context)  # noqa: E731
+    before = key()
+    monkeypatch.setattr("baselines.less.PROJECTION_VERSION", 2)
+    assert key() != before
 
 
 def test_validation_is_checked_before_anything_is_trained(tmp_path):

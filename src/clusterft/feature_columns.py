@@ -9,3 +9,6 @@ IFD_REASONS = ("", "empty", "truncated", "nonfinite")
 
 LESS_REASONS = ("", "no_target_tokens", "nonfinite")
 """By number, in the last column of LESS's rows: why a row has no gradient vectors."""
+
+PROJECTION_VERSION = 1
+"""Of the sign matrix that LESS's rows are projected with (`clusterft.projection`); part of their key."""

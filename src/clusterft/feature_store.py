@@ -213,6 +213,11 @@ class FeatureStore:
         `verify` compares checksums as well as sizes. Raises FeatureMissing, FeatureDamaged.
         """
         folder, manifest = self.path(spec, context), self.manifest(spec, context)
+        if manifest["key"] != (key := self.key(spec, context)):
+            raise FeatureDamaged(
+                f"{folder} holds a feature whose key is {manifest['key']}, asked for is {key}: it was computed with other "
+                "parameters, rows or weights; delete the folder to compute the feature again"
+            )
         for name, facts in manifest["files"].items():
             _check_file(folder / name, facts, verify)
         rows = _in_pool_order(folder / "rows.npy", canonical_places(context.pool.ids))

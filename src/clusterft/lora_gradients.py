@@ -38,8 +38,9 @@ from clusterft.row_losses import count, without_eos
 from clusterft.seeding import generator
 from clusterft.warmup import Recipe, train_rows
 
-GROUP_BYTES = 256 * 1024 * 1024
-"""Gradients held at a time. More rows share the making of the signs, up to where the matrix product is all that counts."""
+GROUP_BYTES = 1024 * 1024 * 1024
+"""Gradients held at a time. More rows share the making of the signs, up to where the matrix product is all that counts: 17 rows of
+LoRA's 14.7 million values at rank 128 for a hidden size of 576."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,12 @@ class _Work:
     def vectors(self, batches: Sequence[Sequence[TokenRow]], *, adam: bool) -> tuple[np.ndarray, np.ndarray]:
         """(b, t d) float16 unit vectors and (b,) whether all of a row's are finite, for the rows of some batches."""
         parts = []
+        starts = np.cumsum([0, *map(len, batches)])
+        gradients = torch.empty(int(starts[-1]), self.projection.n_features, device=self.ready.device)
         for checkpoint in self.checkpoints:
             checkpoint.load_into(self.ready.model)
-            gradients = torch.cat([self.ready.gradients(batch) for batch in batches])
+            for start, batch in zip(starts[:-1], batches, strict=True):
+                gradients[start : start + len(batch)] = self.ready.gradients(batch)
             if adam and self.variant != "none":
                 first, second = (m.to(gradients.device) for m in checkpoint.flat_moments())
                 for row in gradients.split(1):

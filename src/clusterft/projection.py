@@ -27,9 +27,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from clusterft.feature_columns import PROJECTION_VERSION
 from clusterft.jit import compiled
 
-VERSION = 1
 GRID_BITS = 22  # a row's largest entry becomes an integer of at most this many bits
 PART_BITS = 11  # of the lower part; the upper part then has at most 11 bits as well
 MAX_BLOCK = 1 << (24 - PART_BITS)  # so many 11-bit integers sum exactly in float32
@@ -78,7 +78,7 @@ class SignProjection:
     @property
     def fingerprint(self) -> str:
         """Names the matrix: features projected under different fingerprints must never meet. The backend is no part of it."""
-        text = f"sign-projection/{VERSION}/{self.n_features}/{self.dim}/{self.seed}"
+        text = f"sign-projection/{PROJECTION_VERSION}/{self.n_features}/{self.dim}/{self.seed}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def signs(self, start: int, stop: int, device: str | torch.device = "cpu") -> torch.Tensor:
