@@ -84,10 +84,15 @@ def test_a_complete_run_is_not_made_again_and_a_deleted_record_gives_the_same_ru
 @pytest.mark.slow
 def test_four_processes_and_one_that_carries_four_workers_give_the_same_run(folder, tmp_path):
     one = run_one(smoke(folder, "selector=cluster"))
-    four = run_one(smoke(tmp_path, "selector=cluster", "runtime.processes=4", "runtime.threads_per_process=1"))
+    layout = ["runtime.processes=4", "runtime.threads_per_process=1", "runtime.evaluation_processes=2"]
+    four = run_one(smoke(tmp_path, "selector=cluster", *layout))
     assert results(four)[0] == results(one)[0]
     assert four.train["last_loss"] == pytest.approx(one.train["last_loss"], abs=1e-6)
     assert {m.name: m.value for m in four.metrics} == pytest.approx({m.name: m.value for m in one.metrics}, abs=1e-5)
+    generated = tmp_path / "runs" / four.run_id / "eval" / "humaneval"
+    assert len(list(generated.glob("generated-*.jsonl"))) == 2, "both ranks wrote a share of the answers"
+    whole = folder / "runs" / one.run_id / "eval" / "humaneval" / "samples.jsonl"
+    assert (generated / "samples.jsonl").read_bytes() == whole.read_bytes()
 
 
 def test_a_failed_stage_leaves_a_failed_record_with_the_reason(tmp_path):

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clusterft.config import RunConfig
 from clusterft.overrides import UserError
+from clusterft.stop_signals import leaving_on_signals
 from clusterft.store import StoreError
 
 
@@ -42,7 +43,8 @@ def said_plainly() -> Iterator[None]:
         yield
         return
     try:
-        yield
+        with leaving_on_signals():
+            yield
     except (UserError, StoreError, ValueError, FileNotFoundError, OmegaConfBaseException) as problem:
         _leave(str(problem))
     except RuntimeError as problem:

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as td
 
-EXIT_PREEMPTED = 75
-"""Exit code after a checkpoint on SIGTERM or SIGUSR1: EX_TEMPFAIL of sysexits.h, "try again later". Schedulers requeue on it."""
+from clusterft.stop_signals import EXIT_PREEMPTED  # noqa: F401  (part of this module's face)
 
 COLLECTIVE_TIMEOUT = timedelta(hours=24)
 """Dead peers are seen by their closed sockets and by the launcher, not by this limit; it must outlast the longest lone stage."""

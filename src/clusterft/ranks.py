@@ -65,9 +65,21 @@ def judge(reports: list[Report], received: set[int]) -> None:
         raise Preempted(f"{signal.Signals(min(received)).name} came when the ranks had finished")
 
 
+def pass_on(number: int, pids: list[int]) -> None:
+    """Sends a signal to those processes that still live."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
 @contextmanager
 def forwarded_signals(pids: list[int]) -> Iterator[set[int]]:
-    """SIGTERM, SIGUSR1 and SIGINT of the parent reach every rank; yields those seen. Only a main thread can catch them."""
+    """SIGTERM, SIGUSR1 and SIGINT of the parent reach every rank; yields those seen. Only a main thread can catch them.
+
+    pids may grow while this is in force.
+    """
     received: set[int] = set()
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -75,11 +87,7 @@ def forwarded_signals(pids: list[int]) -> Iterator[set[int]]:
 
     def forward(number: int, _frame: Any) -> None:
         received.add(number)
-        for pid in pids:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+        pass_on(number, pids)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:

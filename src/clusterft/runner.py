@@ -31,11 +31,15 @@ def run_one(cfg: DictConfig) -> RunRecord:
     record with `status: failed` and the message was written. A preempted run leaves no record: the same command continues it.
     """
     store, name = RunStore(Path(cfg.runtime.runs_dir)), run_id(cfg)
-    done = store.read(name)
-    if done is not None and done.status == "complete":
+    done = _complete(store, name)
+    if done is not None and not _leftovers(cfg, store.path(name)):
         return done
     run_dir = store.begin(cfg)
     with store.lock(name):
+        done = _complete(store, name)  # another process may have finished it between the look above and the lock
+        if done is not None:
+            _tidy(cfg, run_dir)
+            return done
         try:
             record = _run_stages(cfg, run_dir, name)
         except (KeyboardInterrupt, Preempted):
@@ -45,20 +49,44 @@ def run_one(cfg: DictConfig) -> RunRecord:
             (run_dir / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             raise
         store.write(record)
-        for checkpoint in (run_dir / "train").glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
+        _tidy(cfg, run_dir)
     return record
 
 
+def _complete(store: RunStore, name: str) -> RunRecord | None:
+    record = store.read(name)
+    return record if record is not None and record.status == "complete" else None
+
+
+def _leftovers(cfg: DictConfig, run_dir: Path) -> list[Path]:
+    """What a complete run no longer needs: checkpoints, half-written files, and weights that nobody asked to keep.
+
+    The weights go only where the run was begun without keep_model, too: a later look at it must not delete what was kept.
+    """
+    found = [*(run_dir / "train").glob("checkpoint-*"), *(run_dir / "train").glob(".checkpoint-*.tmp")]
+    found += [*run_dir.glob(".*.json.*"), *run_dir.glob("train/.*.tmp")]
+    begun = run_dir / "config.yaml"
+    if not cfg.runtime.keep_model and begun.exists() and not OmegaConf.load(begun).runtime.keep_model:
+        found += list(run_dir.glob("train/model"))
+    return found
+
+
+def _tidy(cfg: DictConfig, run_dir: Path) -> None:
+    """After the record, never before it: a run killed in between is complete, one killed earlier still has all it needs."""
+    for path in _leftovers(cfg, run_dir):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
-    ready = stages.prepare(cfg)
+    ready = stages.prepare_for_cell(cfg)
     selection, seconds = stages.select(cfg, ready, run_dir)
     trained = adaptive.train(cfg, run_dir, ready)
     started = time.perf_counter()
     metrics = stages.evaluate(cfg, ready, run_dir)
     evaluation_seconds = time.perf_counter() - started
-    if not cfg.runtime.keep_model:
-        shutil.rmtree(run_dir / "train" / "model")
     return complete_record(
         cfg,
         name,

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from clusterft.ranks import Report, forwarded_signals, judge, resolve
+from clusterft.ranks import Report, forwarded_signals, judge, pass_on, resolve
+from clusterft.stop_signals import WATCHED
 
 PRELOAD = (
     "clusterft.forkserver_guard",
@@ -31,6 +32,8 @@ PRELOAD = (
     "transformers.models.llama.modeling_llama",
     "transformers.optimization",
     "clusterft.spawn",
+    # What wandb imports late costs rank 0 of every cell seconds that all ranks wait for. Absent is fine: the server skips what it cannot import.
+    "wandb.sdk.launch.inputs.internal",
 )
 GRACE_SECONDS = 3.0
 """How long the other ranks may take to end by themselves after one has failed, before they are killed."""
@@ -42,35 +45,33 @@ def run_spawned(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     with tempfile.TemporaryDirectory(prefix="clusterft-rendezvous-") as folder, _child_environment(threads):
-        children, pipes = [], []
-        for rank in range(processes):
-            ours, theirs = context.Pipe()
-            arguments = (
-                theirs,
-                entry,
-                dict(kwargs),
-                rank,
-                processes,
-                threads,
-                device,
-                f"file://{folder}/store",
-                timeout,
-                dict(os.environ),
-            )
-            child = context.Process(target=_child, args=arguments, name=f"rank-{rank}", daemon=False)
-            with _without_main_module():
-                child.start()
-            theirs.close()
-            children.append(child)
-            pipes.append(ours)
-        with forwarded_signals([child.pid for child in children]) as received:
+        children, pipes, pids = [], [], []
+        with forwarded_signals(pids) as received:
             try:
+                for rank in range(processes):
+                    place = (rank, processes, threads, device, f"file://{folder}/store", timeout, dict(os.environ))
+                    child, pipe = _start(context, entry, dict(kwargs), *place)
+                    children.append(child)
+                    pipes.append(pipe)
+                    pids.append(child.pid)
+                for number in received.copy():  # came while ranks were being started; hearing it twice does no harm
+                    pass_on(number, pids)
                 reports = _await(children, pipes)
             finally:
                 _end(children)
                 for pipe in pipes:
                     pipe.close()
     judge(reports, received)
+
+
+def _start(context: Any, entry: str, kwargs: dict, rank: int, *place: Any) -> tuple[Any, Any]:
+    """Forks one rank: (process, our end of its pipe)."""
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_child, args=(theirs, entry, kwargs, rank, *place), name=f"rank-{rank}", daemon=False)
+    with _without_main_module():
+        child.start()
+    theirs.close()
+    return child, ours
 
 
 @contextmanager
@@ -121,8 +122,7 @@ def _child(
     from clusterft import distributed
 
     threading.Thread(target=_die_with_parent, args=(pipe,), daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # blocked by forkserver_guard
     # A server that was running already knows nothing of what the parent's environment has become.
     os.environ.clear()
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo"} | environment)

@@ -7,9 +7,10 @@ resumes by itself. `runner.run_one` strings them together; `worker` calls them o
 from __future__ import annotations
 
 import inspect
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from clusterft.load_report import LoadReport
 from clusterft.models import load_model, load_tokenizer
 from clusterft.prompting import encode_pool, row_lengths
 from clusterft.records import Cost, Encoded, Metric, Pool, Selection
+from clusterft.row_io import read_rows, write_rows
 from clusterft.seeding import generator, seed_hash
 from clusterft.segments import selection_folder
 from clusterft.selection_io import read_selection, write_selection
+from clusterft.store import write_atomic
 from clusterft.tracking import wandb_tracker
 from clusterft.validation import Validation, cut_heldout, subtasks_elsewhere
 
@@ -54,6 +57,22 @@ class Prepared:
     heldout_pool: Pool
     validation: Validation
     report: LoadReport
+
+
+_EMBEDDED = ("stdlib", "medical_smoke")
+_last_prepared: dict[str, Prepared] = {}
+
+
+def prepare_for_cell(cfg: DictConfig) -> Prepared:
+    """`prepare`, once for consecutive cells of a table on the same embedded pool; files are read anew, they may have changed."""
+    if cfg.data.kind not in _EMBEDDED:
+        return prepare(cfg)
+    nodes = {"data": cfg.data, "model": cfg.model, "max_length": cfg.trainer.max_length, "runtime": places(cfg)}
+    key = json.dumps({k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in nodes.items()}, default=str)
+    if key not in _last_prepared:
+        _last_prepared.clear()
+        _last_prepared[key] = prepare(cfg)
+    return _last_prepared[key]
 
 
 def prepare(cfg: DictConfig, *, strict: bool = False) -> Prepared:
@@ -177,7 +196,7 @@ def budget_rows(cfg: DictConfig, ready: Prepared, have: Mapping[str, Feature]) -
 
 
 def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, dict[str, float]]:
-    """Computes features, chooses, writes `run_dir`/selection, and reads it back.
+    """Computes features, chooses, writes `run_dir`/selection with the tokens of the chosen rows, and reads it back.
 
     The cost returned (seconds, passes of single rows) is that of the method itself: its own features, as measured when they were
     computed, and its `choose`.
@@ -196,7 +215,10 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
     feature_seconds = sum(have[name].cost.wall_seconds for name in own)
     feature_cpu_seconds = sum(have[name].cost.cpu_seconds or 0.0 for name in own)
     cost = Cost(wall_seconds=feature_seconds + choose_seconds)
-    write_selection(replace(chosen, seed=cfg.seed, cost=cost), folder)
+    chosen = replace(chosen, seed=cfg.seed, cost=cost)
+    chosen.check_against(ready.pool)
+    write_rows(selected_rows(ready, chosen), folder)
+    write_selection(chosen, folder)
     selection = read_selection(folder)
     selection.check_against(ready.pool)
     return selection, {
@@ -219,27 +241,27 @@ def train_entry(*, dist: Dist, config_path: str, segment: int = 0, begin_step: i
     """One rank of the training stage: reads the frozen configuration and the written selection, trains, rank 0 saves the model.
 
     segment, begin_step, until_step: with re-selection (see `adaptive`) the selection to use and the steps it is used for.
+    The pool itself is neither loaded nor tokenised again: the stage before wrote the chosen rows beside the selection.
     """
     from clusterft.trainer import train
 
     cfg = load_frozen(Path(config_path))
     run_dir = Path(config_path).parent
-    ready = prepare(cfg)
-    selection = read_selection(selection_folder(run_dir, segment))
-    selection.check_against(ready.pool)
+    folder = selection_folder(run_dir, segment)
+    selection = read_selection(folder)
     mode = cfg.runtime.wandb if dist.is_main else "disabled"
     facts = OmegaConf.to_container(cfg, resolve=True)
     with wandb_tracker(mode, run_id=run_dir.name, folder=run_dir / "train", config=facts) as tracker:
         train(
             model_for(cfg, device=str(dist.device)),
-            selected_rows(ready, selection),
+            read_rows(folder),
             selection,
             cfg.trainer,
             cfg.sampler,
             dist=dist,
             out_dir=run_dir / "train",
             seed=seed_hash(cfg.seed, "train"),
-            tokenizer=ready.tokenizer,
+            tokenizer=load_tokenizer(cfg.model, **places(cfg)),
             begin_step=begin_step,
             stop_after=until_step,
             on_step=tracker,
@@ -273,7 +295,7 @@ def run_on_workers(
     )
 
 
-def evaluators(cfg: DictConfig, ready: Prepared | None = None) -> dict[str, Any]:
+def evaluators(cfg: DictConfig, ready: Prepared | None = None, dist: Dist | None = None) -> dict[str, Any]:
     """Every configured evaluator, made; making one is cheap. Without `ready` they have no held-out rows: enough for a preflight."""
     context = EvalContext(
         model=cfg.model,
@@ -286,16 +308,46 @@ def evaluators(cfg: DictConfig, ready: Prepared | None = None) -> dict[str, Any]
         heldout=ready.heldout if ready else (),
         heldout_groups=ready.heldout_groups if ready else (),
         progress=cfg.runtime.progress,
+        dist=dist,
     )
     nodes = OmegaConf.to_container(cfg.evaluators, resolve=True)
     return {name: build(f"evaluators.{name}", node, context=context) for name, node in nodes.items()}
 
 
 def evaluate(cfg: DictConfig, ready: Prepared, run_dir: Path) -> list[Metric]:
-    """Scores the trained model with every configured evaluator."""
+    """Scores the trained model with every configured evaluator.
+
+    With runtime.evaluation_processes above 1, those that shard their work run in so many processes first; the others follow here.
+    """
+    shared: dict[str, list[Metric]] = {}
+    if cfg.runtime.evaluation_processes > 1 and any(_sharded(e) for e in evaluators(cfg, ready).values()):
+        layout = {"processes": cfg.runtime.evaluation_processes, "threads": cfg.runtime.feature_threads, "run_dir": run_dir}
+        run_on_workers(cfg, "evaluate", **layout)
+        shared = {
+            name: [Metric(**m) for m in found]
+            for name, found in json.loads((run_dir / "eval" / "sharded.json").read_text(encoding="utf-8")).items()
+        }
     metrics: list[Metric] = []
     for name, evaluator in evaluators(cfg, ready).items():
-        out = run_dir / "eval" / name
-        out.mkdir(parents=True, exist_ok=True)
-        metrics += evaluator.evaluate(run_dir / "train" / "model", out)
+        metrics += shared[name] if name in shared else _scored(evaluator, run_dir, name)
     return metrics
+
+
+def evaluate_entry(*, dist: Dist, config_path: str) -> None:
+    """One rank of the evaluation stage: the evaluators that shard their work; rank 0 writes eval/sharded.json."""
+    cfg = load_frozen(Path(config_path))
+    run_dir = Path(config_path).parent
+    found = {name: _scored(e, run_dir, name) for name, e in evaluators(cfg, dist=dist).items() if _sharded(e)}
+    if dist.is_main:
+        text = json.dumps({name: [asdict(m) for m in metrics] for name, metrics in found.items()}, indent=1)
+        write_atomic(run_dir / "eval" / "sharded.json", text)
+
+
+def _sharded(evaluator: Any) -> bool:
+    return getattr(evaluator, "sharded", False)
+
+
+def _scored(evaluator: Any, run_dir: Path, name: str) -> list[Metric]:
+    out = run_dir / "eval" / name
+    out.mkdir(parents=True, exist_ok=True)
+    return evaluator.evaluate(run_dir / "train" / "model", out)

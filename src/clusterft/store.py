@@ -44,8 +44,13 @@ def identity(cfg: DictConfig) -> dict[str, Any]:
     """
     plain = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(plain, dict)
+    return plain_identity(plain)
+
+
+def plain_identity(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """`identity` of a configuration that is plain containers already, interpolations resolved. `plain` stays as it is."""
     kept = {key: value for key, value in plain.items() if key not in _NOT_IDENTITY}
-    selector = kept["selector"]
+    selector = kept["selector"] = dict(kept["selector"])
     if selector["budget"] in ("match_cluster", "fraction"):
         selector["ratio"] = format(decimal_ratio(selector["ratio"]).normalize(), "f")
     else:
@@ -63,7 +68,16 @@ def _without_nulls(node: dict[str, Any]) -> dict[str, Any]:
 
 def run_id(cfg: DictConfig) -> str:
     """12 hex digits of the hash of `identity(cfg)`."""
-    text = json.dumps(identity(cfg), sort_keys=True, ensure_ascii=True, default=str)
+    return _hashed(identity(cfg))
+
+
+def plain_run_id(plain: Mapping[str, Any]) -> str:
+    """`run_id` of a configuration that is plain containers already."""
+    return _hashed(plain_identity(plain))
+
+
+def _hashed(kept: Mapping[str, Any]) -> str:
+    text = json.dumps(kept, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
