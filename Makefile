@@ -8,13 +8,17 @@ export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: table2 tables test check docs bench bench-quick assets install install-dev clean
+.PHONY: table2 tables findings test check docs bench bench-quick assets install install-dev clean
 
 table2: install assets
 	$(PY) run.py +experiment=table2 +scale=$(SCALE)
 
 tables: install assets
 	$(PY) run.py +experiment=all +scale=$(SCALE)
+
+# docs/findings.md and results/*/README.md from the committed tables; a table's own command does it too.
+findings: install
+	$(PY) -m experiments.pages
 
 test: install-dev assets
 	$(PY) -m pytest -n 2 --dist loadfile

@@ -21,8 +21,19 @@ from experiments.table import INCOMPLETE, NOT_APPLICABLE, OK, Column, Line, Tabl
 
 BETTER = {"fraction": "higher", "nats": "lower"}
 UNIT = {"fraction": "percent", "nats": "nats"}
-COST_KEYS = ("feature_seconds", "choose_seconds", "selection_seconds", "training_seconds", "total_seconds", "peak_memory_gib")
-RELATIVE = ("time_saved", "training_time_saved", "time_per_data")
+COST_KEYS = (
+    *("feature_seconds", "choose_seconds", "selection_seconds", "training_seconds", "total_seconds", "peak_memory_gib"),
+    *("selection_cpu_seconds", "training_cpu_seconds"),
+)
+RELATIVE = {
+    "time_saved": "total_seconds",
+    "training_time_saved": "training_seconds",
+    "time_per_data": "training_seconds",
+    "training_cpu_saved": "training_cpu_seconds",
+    "cpu_per_data": "training_cpu_seconds",
+}
+"""Columns that compare with the reference row -> the seconds that they compare."""
+PER_DATA = ("time_per_data", "cpu_per_data")
 
 
 @dataclass(frozen=True)
@@ -181,7 +192,7 @@ def record_value(run: Run, key: str) -> float | str:
 
 
 def _artifact_value(run: Run, artifact: str, key: str) -> float | str:
-    values = read_artifact(run.folder, artifact)
+    values = read_artifact(run.artifacts, artifact)
     return f"artifact {artifact} was not made" if values is None else value_at(values, key.split("."))
 
 
@@ -230,8 +241,8 @@ def add_relative(spec: ExperimentConfig, columns: list[Column], lines: list[Line
 
 
 def _relative(key: str, line: Line, base: Line | None, reference: str) -> Value:
-    seconds = "total_seconds" if key == "time_saved" else "training_seconds"
-    needed = [seconds, *(["data_usage"] if key == "time_per_data" else [])]
+    seconds = RELATIVE[key]
+    needed = [seconds, *(["data_usage"] if key in PER_DATA else [])]
     if any(name not in line.values for name in needed):
         raise ValueError(f"{key} needs {' and '.join(needed)} in `show`")
     own = line.values[seconds]
@@ -242,7 +253,7 @@ def _relative(key: str, line: Line, base: Line | None, reference: str) -> Value:
         return Value(own.planned, {}, own.run_ids, own.problems, state)
     theirs = base.values[seconds].by_seed
     saved = {s: 100 * (1 - own.by_seed[s] / theirs[s]) for s in sorted(own.by_seed.keys() & theirs.keys())}
-    if key == "time_per_data":
+    if key in PER_DATA:
         used = line.values["data_usage"].by_seed
         saved = {s: v / (100 - used[s]) for s, v in saved.items() if s in used and used[s] < 100}
     problems = {**base.values[seconds].problems, **own.problems}

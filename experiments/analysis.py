@@ -70,7 +70,7 @@ def without_artifact(runs: list[CellRun], name: str) -> tuple[list[tuple[CellRun
     for one in runs:
         if one.run.state != "complete":
             continue
-        values = read_artifact(one.run.folder, name)
+        values = read_artifact(one.run.artifacts, name)
         if values is None:
             problems.append(f"{one.cell.name}: artifact {name} was not made (run {one.run.run_id})")
         else:

@@ -1,6 +1,7 @@
 """Files that an analysis leaves beside a run's record: names, contents, reading and writing.
 
-    <run directory>/artifacts/NAME.json   {"schema": 1, "artifact": NAME, "run_id": ..., "values": {...}}
+    <run directory>/artifacts/NAME.json        {"schema": 1, "artifact": NAME, "run_id": ..., "values": {...}}
+    results/<scale>/artifacts/RUN_ID/NAME.json  the same file, committed beside the exported record
 
 The numbers need a model, so they are computed by `clusterft.diagnostics` and written by the composition root through
 `write_artifact`; tables and figures only read. `SCHEMAS` says which keys an artifact's `values` must have, with type and meaning.
@@ -109,10 +110,6 @@ def value_at(values: Mapping[str, Any], path: Sequence[str]) -> float:
     return float(math.fsum(found.values()) if isinstance(found, dict) else found)
 
 
-def artifact_path(run_dir: Path, name: str) -> Path:
-    return Path(run_dir) / "artifacts" / f"{name}.json"
-
-
 def check_values(name: str, values: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the key, if `values` is not what artifact `name` holds."""
     if name not in SCHEMAS:
@@ -130,20 +127,28 @@ def check_values(name: str, values: Mapping[str, Any]) -> None:
 
 
 def write_artifact(run_dir: Path, name: str, run_id: str, values: Mapping[str, Any]) -> Path:
-    """Checks and writes one artifact, atomically. Raises ValueError for values that do not fit the schema."""
+    """Checks and writes one artifact, atomically, one line a value. Raises ValueError for values that do not fit the schema."""
     check_values(name, values)
-    path = artifact_path(run_dir, name)
+    path = Path(run_dir) / "artifacts" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = {"schema": SCHEMA, "artifact": name, "run_id": run_id, "values": dict(values)}
-    write_atomic(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    lines = [f" {json.dumps(key)}: {_compact(values[key])}" for key in sorted(values)]
+    head = f'"artifact": {_compact(name)}, "run_id": {_compact(run_id)}, "schema": {SCHEMA}'
+    write_atomic(path, f'{{{head}, "values": {{\n' + ",\n".join(lines) + "\n}}\n")
     return path
 
 
-def read_artifact(run_dir: Path | None, name: str) -> dict[str, Any] | None:
-    """The values of an artifact, None if it was not made. Raises ValueError for a file of another schema or shape."""
-    if run_dir is None or not artifact_path(run_dir, name).exists():
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def read_artifact(folder: Path | None, name: str) -> dict[str, Any] | None:
+    """The values of an artifact in a run's folder of artifacts, None if it was not made.
+
+    Raises ValueError for a file of another schema or shape.
+    """
+    if folder is None or not (folder / f"{name}.json").exists():
         return None
-    path = artifact_path(run_dir, name)
+    path = folder / f"{name}.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     if data.get("schema") != SCHEMA or data.get("artifact") != name:
         raise ValueError(f"{path}: expected artifact {name} of schema {SCHEMA}; remove it to make it again")
@@ -151,6 +156,6 @@ def read_artifact(run_dir: Path | None, name: str) -> dict[str, Any] | None:
     return data["values"]
 
 
-def missing_artifacts(run_dir: Path | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Which of `names` a run lacks."""
-    return tuple(n for n in names if run_dir is None or not artifact_path(run_dir, n).exists())
+def missing_artifacts(folder: Path | None, names: Sequence[str]) -> tuple[str, ...]:
+    """Which of `names` a run lacks in its folder of artifacts."""
+    return tuple(n for n in names if folder is None or not (folder / f"{n}.json").exists())

@@ -45,13 +45,14 @@ def value_text(value: Value, column: Column, interval: bool = True) -> str:
 
 def difference_text(difference: Difference | None, unit: str) -> str:
     """ "+0.1 [-1.1, 1.4], cannot tell"."""
-    if difference is None:
-        return NOTHING
+    return NOTHING if difference is None else f"{difference_number(difference, unit)}, {difference.verdict}"
+
+
+def difference_number(difference: Difference, unit: str) -> str:
+    """ "+0.1 [-1.1, 1.4]"."""
     sign = "+" if difference.mean >= 0 else ""
     text = f"{sign}{number(difference.mean, unit)}"
-    if difference.interval is not None:
-        text += f" {bounds(difference.interval, unit)}"
-    return f"{text}, {difference.verdict}"
+    return text if difference.interval is None else f"{text} {bounds(difference.interval, unit)}"
 
 
 def n_text(line: Line) -> str:

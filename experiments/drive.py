@@ -7,26 +7,26 @@ In come the composed configuration, the command line's overrides and three funct
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from clusterft.records import RunRecord
-from clusterft.store import RunStore
 from experiments.analysis import make_table
+from experiments.composing import Composer
 from experiments.cost_model import CostModel, hardware_for
+from experiments.pages import write_pages
 from experiments.plan import Plan, PlannedCell, combine, describe, plan
-from experiments.recordstore import Records, export_records, load_records
+from experiments.recordstore import Records, export_artifacts, export_records, load_records
 from experiments.render import explain
-from experiments.resolve import ROOT, Resolver, available_selectors, narrowed
+from experiments.resolve import DROPPED, ROOT, Resolver, available_selectors, experiment_file, narrowed
 from experiments.results import check_results, write_results
-from experiments.spec import ExperimentConfig, load_spec, override_key
+from experiments.running import Job, Preflight, Run, run_jobs
+from experiments.spec import ExperimentConfig, artifacts_of, load_spec, override_key
 from experiments.table import Table
 from experiments.terminal import print_table
 
@@ -34,32 +34,34 @@ ALL = "all"
 SHARED = ("experiment", "scale")
 """Overrides under which other tables are planned when a table tells what it shares with them."""
 
-Run = Callable[[DictConfig], RunRecord]
-Preflight = Callable[[DictConfig], None]
 Measure = Callable[[DictConfig, Sequence[str]], None]
 
 
 class Driver:
-    """One experiment at one scale."""
+    """One experiment at one scale.
 
-    def __init__(self, cfg: DictConfig, overrides: Sequence[str]) -> None:
+    cfg: what the command line composes; node: the experiment's own part of it, `cfg.experiment` unless it is a member of another one.
+    """
+
+    def __init__(self, cfg: DictConfig, overrides: Sequence[str], composer: Composer, node: Any = None) -> None:
         scale = (
             OmegaConf.to_container(cfg.scale, resolve=True)
             if cfg.scale is not None
             else {"name": "paper", "what": "the paper's set-up"}
         )
-        self.scale, self.scale_note = scale["name"], scale["what"]
-        self.spec: ExperimentConfig = load_spec(cfg.experiment, self.scale)
+        self.scale, self.scale_note = scale["name"], ". ".join(scale[key] for key in ("what", "shows") if scale.get(key))
+        self.spec: ExperimentConfig = load_spec(node if node is not None else cfg.experiment, self.scale)
         self.overrides = list(overrides)
-        self.resolve = Resolver(overrides)
+        self.resolve = Resolver(overrides, composer)
         self.available = available_selectors()
         self.runs_dir = Path(cfg.runtime.runs_dir)
         self.hardware = hardware_for(cfg.runtime.device)
         self.results = ROOT / "results" / self.scale
 
-    def plan(self, records: Records) -> Plan:
-        """What is complete, missing, failed; reads only the records."""
-        cost = CostModel(self.hardware, measured=[run.stored.record for run in records.runs() if run.stored])
+    def plan(self, records: Records, *, costs: bool = True) -> Plan:
+        """What is complete, missing, failed; reads only the records. costs: with estimates for what is missing."""
+        measured = [run.stored.record for run in records.runs() if run.stored] if costs else []
+        cost = CostModel(self.hardware, measured=measured) if costs else None
         return plan(self.spec, self.resolve, records, self.available, cost)
 
     def wanted(self, planned: Plan, cell: int | None) -> list[PlannedCell]:
@@ -76,19 +78,32 @@ class Driver:
                 runs.setdefault(one.run_id, one)
         return list(runs.values())
 
-    def table(self, folder: Path) -> Table:
-        """required and complete, from the records below `folder`: of a real run, this machine's run directories, never committed results."""
-        return make_table(self.spec, self.resolve, load_records([folder]), self.available, self.scale, self.scale_note)
+    def table(self, records: Records) -> Table:
+        """required and complete. For a real run from this machine's run directories, never from committed results."""
+        return make_table(self.spec, self.resolve, records, self.available, self.scale, self.scale_note)
+
+    def committed(self) -> Records:
+        """The records that are committed beside this scale's tables."""
+        return load_records([self.results / "records"])
 
 
 def drivers(cfg: DictConfig, overrides: Sequence[str]) -> list[Driver]:
-    """One driver, or one for each member of an experiment that stands for several."""
-    if cfg.experiment.kind != "all":
-        return [Driver(cfg, overrides)]
+    """One driver, or one for each member of an experiment that stands for several; they share what they compose."""
+    composer = Composer(dropped=DROPPED)
+    if cfg.experiment.kind != ALL:
+        return [Driver(cfg, overrides, composer)]
+    return members(cfg, overrides, composer, list(cfg.experiment.members))
+
+
+def members(cfg: DictConfig, overrides: Sequence[str], composer: Composer, names: Sequence[str]) -> list[Driver]:
+    """A driver for each name. An experiment file decides on nothing but its own node and groups, so that its node can be read as it is;
+    only where the command line changes a node it has to be composed."""
+    changed = any(override_key(o).startswith("experiment.") for o in overrides)
     found = []
-    for member in cfg.experiment.members:
-        own = [f"+experiment={member}" if override_key(o) == "experiment" else o for o in overrides]
-        found.append(Driver(compose("config", overrides=own), own))
+    for name in names:
+        own = [f"+experiment={name}" if override_key(o) == "experiment" else o for o in overrides]
+        node = compose("config", overrides=own).experiment if changed else experiment_file(name).experiment
+        found.append(Driver(cfg, own, composer, node))
     return found
 
 
@@ -96,36 +111,63 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     """Plans, runs what is missing, renders. `plan=true` only plans; `cell=i` runs that cell and renders nothing; `explain=[line,column]`
     names the runs behind a value; `check=true` renders from the committed records and exits 1 if a committed result would change.
 
-    Raises ValueError for an impossible request before anything starts.
+    Raises ValueError for an impossible request before anything starts. A run that fails does not keep the others from being made; the
+    command then ends with code 1 and names it.
     """
     console = Console()
     every = drivers(cfg, overrides)
     if cfg.check:
         check(every, console)
         return
+    records = load_records([every[0].runs_dir])
     if cfg.explain is not None:
-        console.print(explain(every[0].table(every[0].runs_dir), *cfg.explain), markup=False)
+        say_why(every, records, cfg.explain, console)
         return
-    planned = [one.plan(load_records([one.runs_dir])) for one in every]
-    wanted = [one.wanted(its, cfg.cell) for one, its in zip(every, planned, strict=True)]
+    planned = [one.plan(records) for one in every]
+    wanted = wanted_of(every, planned, cfg.cell)
     if cfg.plan and len(every) == 1:
-        planned = [combine([planned[0], *plans_of_others(every[0])]).plans[every[0].spec.id]]
+        planned = [combine([planned[0], *plans_of_others(cfg, every[0], records)]).plans[every[0].spec.id]]
     if cfg.cell is None:
         show_plans(planned, console)
     if cfg.plan:
         return
-    for one, cells in zip(every, wanted, strict=True):
-        run_cells(cells, one, run, preflight, console)
+    jobs = [
+        Job(f"{one.spec.id} {its.cell.name}", its.run_id, partial(one.resolve.config, its.cell.overrides)) for one, its in wanted
+    ]
+    failed = run_jobs(jobs, every[0].runs_dir, run, preflight, console)
     if cfg.cell is None:
-        for one in every:
-            finish(one, measure, console)
+        failed += finish(every, measure, console)
+    if failed:
+        sys.exit("error: " + "; ".join(failed))
 
 
-def plans_of_others(one: Driver) -> list[Plan]:
+def wanted_of(every: Sequence[Driver], planned: Sequence[Plan], cell: int | None) -> list[tuple[Driver, PlannedCell]]:
+    """The runs to make, each once, with the table that asks first. An axis that is narrowed leaves tables without it untouched.
+
+    Raises ValueError when nothing agrees with the command line.
+    """
+    if cell is not None and len(every) > 1:
+        raise ValueError(f"cell={cell} counts within one table; name it instead of {ALL}")
+    runs: dict[str | None, tuple[Driver, PlannedCell]] = {}
+    refused = []
+    for one, its in zip(every, planned, strict=True):
+        try:
+            cells = one.wanted(its, cell)
+        except ValueError as problem:
+            refused.append(problem)
+            continue
+        for wanted in cells:
+            runs.setdefault(wanted.run_id, (one, wanted))
+    if len(refused) == len(every):
+        raise refused[0]
+    return list(runs.values())
+
+
+def plans_of_others(cfg: DictConfig, one: Driver, records: Records) -> list[Plan]:
     """The plans of all other tables and figures at this scale: which of them share a run with this one."""
-    whole = [f"+experiment={ALL}" if override_key(o) == "experiment" else o for o in one.overrides if override_key(o) in SHARED]
-    records = load_records([one.runs_dir])
-    return [other.plan(records) for other in drivers(compose("config", overrides=whole), whole) if other.spec.id != one.spec.id]
+    whole = [o for o in one.overrides if override_key(o) in SHARED]
+    names = [name for name in experiment_file(ALL).experiment.members if name != one.spec.id]
+    return [other.plan(records, costs=False) for other in members(cfg, whole, one.resolve.composer, names)]
 
 
 def show_plans(planned: Sequence[Plan], console: Console) -> None:
@@ -139,67 +181,65 @@ def show_plans(planned: Sequence[Plan], console: Console) -> None:
         )  # fmt: skip
 
 
-def finish(one: Driver, measure: Measure, console: Console) -> None:
-    """Makes the artifacts that the table reads, writes table and records, prints the table."""
-    for planned in one.plan(load_records([one.runs_dir])).artifacts_to_make:
-        measure(one.resolve(planned.cell.overrides)[1], planned.artifacts)
-    records = load_records([one.runs_dir])
-    table = one.table(one.runs_dir)
-    written = write_results(table, one.spec, one.results)
-    export_records(records, one.plan(records).run_ids, one.results / "records")
-    print_table(table, console)
-    console.print(f"written: {', '.join(str(p.relative_to(ROOT)) for p in written)}", markup=False)
+def say_why(every: Sequence[Driver], records: Records, asked: Sequence[str], console: Console) -> None:
+    """Names the runs behind a value: this machine's, or where it has none of this table the committed ones. Raises ValueError, KeyError."""
+    if len(every) > 1 or len(asked) != 2:
+        raise ValueError(
+            "explain takes the name of a line and of a column of one table: +experiment=table2 explain=[CluSTER r=1.00,average]"
+        )
+    (one,) = every
+    here = any(records.run(run_id).stored for run_id in one.plan(records, costs=False).run_ids)
+    place = one.runs_dir if here else one.results / "records"
+    try:
+        text = explain(one.table(records if here else one.committed()), *asked)
+    except KeyError as problem:
+        raise ValueError(problem.args[0]) from problem
+    console.print(f"{text}\nrecords: {place}", markup=False, highlight=False)
+
+
+def finish(every: Sequence[Driver], measure: Measure, console: Console) -> list[str]:
+    """Makes the artifacts that the tables read, writes tables, records, artifacts and the pages about them, prints the tables.
+
+    Returns a sentence for each run whose artifacts could not be made; the tables name what they lack.
+    """
+    records = load_records([every[0].runs_dir])
+    failed = []
+    for one in every:
+        for planned in one.plan(records, costs=False).artifacts_to_make:
+            console.print(f"{one.spec.id} {planned.cell.name}: {', '.join(planned.artifacts)}", markup=False, highlight=False)
+            try:
+                measure(one.resolve.config(planned.cell.overrides), planned.artifacts)
+            except (RuntimeError, ValueError) as problem:
+                failed.append(
+                    f"{one.spec.id} {planned.cell.name} (run {planned.run_id}): no {', '.join(planned.artifacts)}: {problem}"
+                )
+    for one in every:
+        table = one.table(records)
+        written = write_results(table, one.spec, one.results)
+        export(one, records)
+        print_table(table, console)
+        console.print(f"written: {', '.join(str(p.relative_to(ROOT)) for p in written)}", markup=False)
+    write_pages(ROOT, every[0].scale)
+    return failed
+
+
+def export(one: Driver, records: Records) -> None:
+    """Copies the records and artifacts that a table is made of beside it."""
+    planned = one.plan(records, costs=False)
+    export_records(records, planned.run_ids, one.results / "records")
+    needed: dict[str, set[str]] = {}
+    for cell in planned.of("complete"):
+        assert cell.run_id is not None
+        needed.setdefault(cell.run_id, set()).update(artifacts_of(one.spec, cell.cell.row))
+    export_artifacts(records, needed, one.results / "artifacts")
 
 
 def check(every: Sequence[Driver], console: Console) -> None:
     """Exits 1, naming the files, if rendering the committed records gives anything but the committed results."""
-    changed = [line for one in every for line in check_results(one.table(one.results / "records"), one.spec, one.results)]
+    records = every[0].committed()
+    changed = [line for one in every for line in check_results(one.table(records), one.spec, one.results)]
     for line in changed:
         console.print(line, markup=False)
     if changed:
         sys.exit(1)
     console.print(f"{len(every)} committed results are what their committed records give", markup=False)
-
-
-def run_cells(wanted: Sequence[PlannedCell], driver: Driver, run: Run, preflight: Preflight, console: Console) -> None:
-    """Makes the runs one after another, with the time left as measured so far. Everything is checked before the first one."""
-    resolve, store = driver.resolve, RunStore(driver.runs_dir)
-    wanted = [one for one in wanted if not is_complete(store, one.run_id)]
-    if not wanted:
-        return
-    for one in wanted:
-        preflight(resolve(one.cell.overrides)[1])
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    started = time.perf_counter()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("runs", total=len(wanted), left="")
-        for done, one in enumerate(wanted, start=1):
-            bar.update(task, description=one.cell.name)
-            record = run(resolve(one.cell.overrides)[1])
-            seconds = (time.perf_counter() - started) / done * (len(wanted) - done)
-            bar.update(task, advance=1, left=f"about {seconds / 60:.0f} min left")
-            console.print(f"[{done}/{len(wanted)}] {one.cell.name}: {summary(record)}", markup=False, highlight=False)
-
-
-def is_complete(store: RunStore, run_id: str | None) -> bool:
-    """An earlier experiment of the same command may have made it."""
-    record = store.read(run_id) if run_id is not None else None
-    return record is not None and record.status == "complete"
-
-
-def summary(record: RunRecord) -> str:
-    """One line about a finished run."""
-    selection, cost = record.selection, record.cost
-    scores = ", ".join(f"{m.task} {m.name} {_shown(m.value, m.unit)}" for m in record.metrics)
-    rows = f"{selection['budget']} of {selection['pool_rows']} rows"
-    return f"{rows}, selection {cost['selection_seconds']:.1f} s, training {cost['training_seconds']:.1f} s, {scores}"
-
-
-def _shown(value: float, unit: Any) -> str:
-    return f"{100 * value:.1f} %" if unit == "fraction" else f"{value:.4f} nats"

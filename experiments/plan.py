@@ -108,7 +108,7 @@ def plan(
         if cost is not None and run.state in ("missing", "failed") and run_id not in counted:
             seconds, source = cost.run_seconds(config)
             counted.add(run_id)
-        lacking = missing_artifacts(run.folder, artifacts_of(spec, cell.row)) if run.state == "complete" else ()
+        lacking = missing_artifacts(run.artifacts, artifacts_of(spec, cell.row)) if run.state == "complete" else ()
         planned.append(PlannedCell(cell, run_id, run.state, run.reason, seconds, source, lacking))
     return Plan(spec, tuple(planned))
 

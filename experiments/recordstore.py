@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,27 @@ class Stored:
     path: Path
     bad_metrics: tuple[str, ...] = ()
 
+    @property
+    def artifacts(self) -> Path:
+        """Of a run directory `artifacts/`; of an exported record `../artifacts/RUN_ID/`."""
+        if self.path.name == "record.json":
+            return self.path.parent / "artifacts"
+        return self.path.parent.parent / "artifacts" / self.path.stem
+
 
 @dataclass(frozen=True)
 class Run:
     """What is known of one run id.
 
-    state  complete | failed | conflict | missing; reason: a sentence part for people, "" when complete
+    state      complete | failed | conflict | missing; reason: a sentence part for people, "" when complete
+    artifacts  folder of the run's artifacts, beside its record; None when there is no record
     """
 
     run_id: str
     state: str
     reason: str = ""
     stored: Stored | None = None
-    folder: Path | None = None
+    artifacts: Path | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -59,12 +67,12 @@ class Records:
         if not complete:
             error = stored[0].record.error
             reason = (error or f"status {stored[0].record.status}").strip().splitlines()[0]
-            return Run(run_id, "failed", reason, stored[0], stored[0].path.parent)
+            return Run(run_id, "failed", reason, stored[0], stored[0].artifacts)
         clash = _first_clash(complete)
         if clash:
-            return Run(run_id, "conflict", clash, complete[0], complete[0].path.parent)
+            return Run(run_id, "conflict", clash, complete[0], complete[0].artifacts)
         notes = (f"recorded {len(complete)} times with equal metrics; times are the first's",) if len(complete) > 1 else ()
-        return Run(run_id, "complete", "", complete[0], complete[0].path.parent, notes)
+        return Run(run_id, "complete", "", complete[0], complete[0].artifacts, notes)
 
     def runs(self) -> list[Run]:
         return [self.run(run_id) for run_id in sorted(self.found.keys() | self.unreadable.keys())]
@@ -127,6 +135,21 @@ def export_records(records: Records, run_ids: Iterable[str], folder: Path) -> li
         text = json.dumps(comparable(run.stored.record), indent=1, sort_keys=True, allow_nan=False)
         write_atomic(path, text + "\n")
         written.append(path)
+    return written
+
+
+def export_artifacts(records: Records, wanted: Mapping[str, Collection[str]], folder: Path) -> list[Path]:
+    """Copies artifacts (run id -> names) to `folder/RUN_ID/NAME.json`, so that tables can be made where the runs are not."""
+    written = []
+    for run_id, names in sorted(wanted.items()):
+        source = records.run(run_id).artifacts
+        for name in sorted(names):
+            if source is None or not (source / f"{name}.json").exists():
+                continue
+            path = folder / run_id / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, (source / f"{name}.json").read_text(encoding="utf-8"))
+            written.append(path)
     return written
 
 

@@ -62,7 +62,8 @@ def check_texts(texts: dict[str, str], folder: Path) -> list[str]:
 
 def markdown(table: Table) -> str:
     headings, rows = text_rows(table)
-    parts = [f"# {table.id}: {table.title}", f"Scale: **{table.scale}**. {table.scale_note}".rstrip()]
+    note = f"{table.scale_note}." if table.scale_note and not table.scale_note.endswith(".") else table.scale_note
+    parts = [f"# {table.id}: {table.title}", f"Scale: **{table.scale}**. {note}".rstrip()]
     if not table.final:
         parts.append(f"**Not final**: {len(table.problems)} things are missing, see below.")
     parts.append(_grid(headings, [[_mark_markdown(t, m) for t, m in row] for row in rows]))
@@ -189,6 +190,8 @@ def json_text(table: Table) -> str:
         "title": table.title,
         "scale": table.scale,
         "scale_note": table.scale_note,
+        "row_title": table.row_title,
+        "column_title": table.column_title,
         "final": table.final,
         "reference": table.reference,
         "expected": table.expected,

@@ -51,8 +51,8 @@ def make_run(store: Path, run_id: str, artifacts: dict[str, dict[str, Any]]) -> 
 def test_artifacts_are_checked_by_name_and_type(tmp_path: Path) -> None:
     good = {"diversity": 2.0, "n": 3, "gradient": "all parameters"}
     write_artifact(tmp_path, "gradient_diversity", "run", good)
-    assert read_artifact(tmp_path, "gradient_diversity") == good
-    assert missing_artifacts(tmp_path, ["gradient_diversity", "variance"]) == ("variance",)
+    assert read_artifact(tmp_path / "artifacts", "gradient_diversity") == good
+    assert missing_artifacts(tmp_path / "artifacts", ["gradient_diversity", "variance"]) == ("variance",)
     for wrong, message in (
         ({**good, "more": 1}, "more is unknown"),
         ({"n": 3, "gradient": ""}, "diversity is missing"),

@@ -44,4 +44,4 @@ def test_every_artifact_of_a_real_run(selector: str, cache: Path, tmp_path: Path
         assert np.array_equal(run.clusters[run.kept], selection.clusters)  # the clusters are those that the selector saw
     for name in MAKERS if selector == "cluster" else ("worker_similarity",):
         make_artifact(name, run, tmp_path / "run", "run")
-        assert read_artifact(tmp_path / "run", name) is not None
+        assert read_artifact(tmp_path / "run/artifacts", name) is not None

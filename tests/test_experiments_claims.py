@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.analysis import empty_table
-from experiments.claims import ABSENT, CLAIMS, FAILS, HOLDS, OPEN, findings, findings_markdown
+from experiments.claims import ABSENT, CLAIMS, FAILS, HOLDS, OPEN, findings
 from experiments.results import check_results, write_results
 from experiments.spec import ExperimentConfig
 from experiments.table import Column, Line, Table, Value
@@ -40,6 +40,21 @@ def test_a_claim_holds_fails_or_stays_open_by_its_interval() -> None:
         assert judged({"table7": table("table7", [LOSS], lines)}, "weights help") == [verdict]
 
 
+def test_better_is_judged_against_zero_and_no_worse_against_the_margin() -> None:
+    lines = {("CluSTER", "r=1.00"): {LOSS.key: (1.216, 1.215, 1.217)}, ("Random", "r=1.00"): {LOSS.key: (1.2, 1.2, 1.2)}}
+    lines[("Full data", "")] = {LOSS.key: (1.2, 1.2, 1.2)}
+    tables = {"table2": table("table2", [LOSS], lines)}
+    # 0.016 nats more, within the margin of 0.02 and yet certainly not better
+    assert judged(tables, "CluSTER is better than random choice of as many rows") == [FAILS]
+    assert judged(tables, "CluSTER is no worse than full data") == [HOLDS]
+
+
+def test_time_is_compared_with_data_by_the_clock_and_by_the_processor() -> None:
+    columns = [Column("time_per_data", "t", "ratio"), Column("cpu_per_data", "c", "ratio")]
+    lines = {("CluSTER", "r=1.00"): {"time_per_data": (0.9, -0.9, 0.2), "cpu_per_data": (0.9, 0.91, 0.92)}}
+    assert judged({"table4": table("table4", columns, lines)}, "less data saves training time") == [OPEN, HOLDS]
+
+
 def test_full_data_is_met_once_by_every_ratio() -> None:
     lines = {("Full data", ""): {LOSS.key: (1.2, 1.21, 1.22)}}
     lines |= {("CluSTER", r): {LOSS.key: v} for r, v in (("r=1.00", (1.21, 1.22, 1.23)), ("r=0.50", (1.4, 1.41, 1.42)))}
@@ -69,8 +84,13 @@ def test_centroids_are_judged_by_the_smallest() -> None:
 def test_the_table_of_findings_names_numbers() -> None:
     usage = Column("data_usage", "data used", "percent")
     made = table("table2", [usage], {("CluSTER", "r=0.50"): {"data_usage": (30.0, 31.0, 32.0)}})
-    text = findings_markdown({"table2": made})
-    assert "| CluSTER uses less of the data than the ratio says | table2 | data used, CluSTER r=0.50 | 31.0 % | holds |" in text
+    first = findings({"table2": made})[0]
+    assert (first.where, first.what, first.evidence, first.verdict) == (
+        "table2",
+        "data used, CluSTER r=0.50",
+        "31.0 ± 1.0 %",
+        HOLDS,
+    )
 
 
 def test_results_are_written_and_checked_with_their_figure(tmp_path: Path) -> None:

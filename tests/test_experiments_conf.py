@@ -17,12 +17,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from clusterft.app import register_schema
+from clusterft.store import run_id
 from experiments.composing import Composer
 from experiments.cost_model import CostModel
+from experiments.drive import drivers, wanted_of
 from experiments.plan import Plan, PlanSet, combine, plan
 from experiments.recordstore import Records
 from experiments.reported import reported
-from experiments.resolve import Resolver, available_selectors
+from experiments.resolve import DROPPED, Resolver, available_selectors, stand_in
 from experiments.spec import ExperimentConfig, expand, load_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,8 +58,13 @@ def whole_grid(scale: str | None = None) -> PlanSet:
 
 
 @cache
+def composer() -> Composer:
+    return Composer(dropped=DROPPED)
+
+
+@cache
 def resolver(experiment: str, scale: str | None) -> Resolver:
-    return Resolver([f"+experiment={experiment}", *([f"+scale={scale}"] if scale else [])])
+    return Resolver([f"+experiment={experiment}", *([f"+scale={scale}"] if scale else [])], composer())
 
 
 def device_hours(plans: PlanSet | Plan) -> float:
@@ -97,14 +104,67 @@ def test_every_experiment_suits_every_scale(experiment: str) -> None:
 
 
 def test_composing_once_for_many_cells_equals_hydra() -> None:
-    composer, base = Composer(), ["+experiment=beyond", "+scale=smoke"]
+    quick, base = Composer(), ["+experiment=beyond", "+scale=smoke"]
     for cell in expand(spec_at("beyond", "smoke"))[::9]:
-        assert OmegaConf.to_yaml(composer([*base, *cell.overrides])) == OmegaConf.to_yaml(
+        assert OmegaConf.to_yaml(quick([*base, *cell.overrides])) == OmegaConf.to_yaml(
             compose("config", [*base, *cell.overrides])
+        )
+        assert quick.resolved([*base, *cell.overrides]) == OmegaConf.to_container(
+            compose("config", [*base, *cell.overrides]), resolve=True
         )
     assert Composer(dropped={"experiment": None})(base).experiment is None
     with pytest.raises(ConfigAttributeError, match="epoch"):
-        composer([*base, "trainer.epoch=3"])
+        quick([*base, "trainer.epoch=3"])
+
+
+def test_a_mapping_of_one_cell_does_not_stay_for_the_next() -> None:
+    quick, base = Composer(), ["+scale=smoke"]
+    first = quick.resolved([*base, "evaluators.humaneval.subset={n: 3, rule: content_hash}", "seed=1"])
+    again = quick.resolved([*base, "seed=1"])
+    assert (first["evaluators"]["humaneval"]["subset"]["n"], first["seed"]) == (3, 1)
+    assert again == OmegaConf.to_container(compose("config", [*base, "seed=1"]), resolve=True)
+
+
+def test_tables_that_differ_in_their_own_node_only_are_composed_through_one() -> None:
+    assert stand_in("table2") == stand_in("table7") == stand_in("figure6")
+    assert len({stand_in(name) for name in ("table2", "table3", "table6", "table12", "table16")}) == 5
+    for name in MEMBERS:
+        for scale in (None, "smoke"):
+            over = [f"+experiment={name}", *([f"+scale={scale}"] if scale else [])]
+            cells = expand(spec_at(name, scale))[-1:] if spec_at(name, scale).kind != "generated" else []
+            for cell in cells:
+                if not any(o.startswith("+experiment") for o in cell.overrides):
+                    assert Resolver(over)(cell.overrides)[0] == run_id(compose("config", overrides=[*over, *cell.overrides]))
+
+
+@pytest.mark.parametrize("scale", [None, *SCALES])
+def test_every_experiment_is_planned_by_the_real_driver(scale: str | None, tmp_path: Path) -> None:
+    """As `python run.py +experiment=all plan=true` does it: nothing is refused, and a member's node is what Hydra composes."""
+    over = ["+experiment=all", *([f"+scale={scale}"] if scale else []), f"runtime.runs_dir={tmp_path}"]
+    every = drivers(compose("config", overrides=over), over)
+    assert [one.spec.id for one in every] == spec_at("all").members
+    planned = [one.plan(Records()) for one in every]
+    jobs = wanted_of(every, planned, None)
+    assert len({its.run_id for _, its in jobs}) == len(jobs) == combine(planned).unique_runs
+    for one, its in zip(every, planned, strict=True):
+        assert one.spec == spec_at(one.spec.id, scale)
+        assert {c.state for c in its.cells} <= {"missing", "not built yet"}
+        if one.spec.kind != "generated":
+            config = one.resolve.config(its.of("missing")[0].cell.overrides)
+            assert run_id(config) == its.of("missing")[0].run_id
+            assert config.experiment is None and str(config.runtime.runs_dir) == str(tmp_path)
+        one.table(Records())
+
+
+def test_a_seed_on_the_command_line_narrows_every_table_that_has_it(tmp_path: Path) -> None:
+    over = ["+experiment=all", "+scale=smoke", f"runtime.runs_dir={tmp_path}"]
+    every = drivers(compose("config", overrides=over), [*over, "seed=1"])
+    planned = [one.plan(Records()) for one in every]
+    jobs = wanted_of(every, planned, None)
+    assert {its.cell.seed for _, its in jobs} == {1}
+    assert "variance" not in {one.spec.id for one, _ in jobs}  # it has seed 0 only
+    with pytest.raises(ValueError, match="counts within one table"):
+        wanted_of(every, planned, 3)
 
 
 @pytest.mark.slow
@@ -128,8 +188,6 @@ def test_full_data_is_one_run_for_every_ratio_and_table() -> None:
 
 @pytest.mark.slow
 def test_an_axis_swept_by_hydra_gives_the_same_run_ids() -> None:
-    from clusterft.store import run_id
-
     wanted = {c.run_id for c in whole_grid().plans["figure4"].cells if c.cell.row in ("K=2", "K=8") and c.cell.seed == 1}
     swept = {run_id(compose("config", overrides=["selector=cluster", f"clustering.n_clusters={k}", "seed=1"])) for k in (2, 8)}
     assert swept == wanted
