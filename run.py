@@ -3,7 +3,9 @@
     python run.py +experiment=table2 +scale=laptop             plan, run what is missing, render
     python run.py +experiment=table2 +scale=laptop plan=true   only the plan
     python run.py +experiment=table2 cell=7                    one cell (array jobs: the index is the array's)
+    python run.py +experiment=table2 status=true               what is done, running, queued, failed, missing
     python run.py -m +experiment=table2 cell='range(0,4)'      several cells, by Hydra's multirun
+    python run.py -m +experiment=figure4 selector.ratio=0.25,0.5 hydra/launcher=submitit_slurm     as SLURM jobs
     python run.py +scale=smoke selector=random seed=1          one run without a table
 
 This is the only file that may import every layer.
@@ -25,6 +27,7 @@ from omegaconf import DictConfig
 from clusterft.app import prepare_libraries, register_schema, run_cell, said_plainly
 from clusterft.overrides import UserError, check_command_line
 from clusterft.records import RunRecord
+from clusterft.site_env import prepare_sweep
 
 prepare_libraries()
 register_schema()
@@ -71,6 +74,7 @@ def main(cfg: DictConfig) -> None:
 if __name__ == "__main__":
     try:
         check_command_line(sys.argv[1:])
+        prepare_sweep(sys.argv[1:], Path(__file__).resolve().parent)
     except UserError as problem:
         sys.exit(f"error: {problem}")
     main()

@@ -27,6 +27,7 @@ from experiments.resolve import DROPPED, ROOT, Resolver, available_selectors, ex
 from experiments.results import check_results, write_results
 from experiments.running import Job, Preflight, Run, run_jobs
 from experiments.spec import ExperimentConfig, artifacts_of, load_spec, override_key
+from experiments.status import show_status
 from experiments.table import Table
 from experiments.terminal import print_table
 
@@ -109,7 +110,8 @@ def members(cfg: DictConfig, overrides: Sequence[str], composer: Composer, names
 
 def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, preflight: Preflight, measure: Measure) -> None:
     """Plans, runs what is missing, renders. `plan=true` only plans; `cell=i` runs that cell and renders nothing; `explain=[line,column]`
-    names the runs behind a value; `check=true` renders from the committed records and exits 1 if a committed result would change.
+    names the runs behind a value; `status=true` says what is done, running, queued, failed and missing; `check=true` renders from the
+    committed records and exits 1 if a committed result would change.
 
     Raises ValueError for an impossible request before anything starts. A run that fails does not keep the others from being made; the
     command then ends with code 1 and names it.
@@ -122,6 +124,9 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     records = load_records([every[0].runs_dir])
     if cfg.explain is not None:
         say_why(every, records, cfg.explain, console)
+        return
+    if cfg.status:
+        show_status(every, console)
         return
     planned = [one.plan(records) for one in every]
     wanted = wanted_of(every, planned, cfg.cell)

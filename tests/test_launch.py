@@ -102,9 +102,9 @@ def test_arguments_that_make_no_sense_are_refused():
         launch.run("test_launch.write_facts", {}, processes=1, threads=1)
     with pytest.raises(ValueError, match="at least 1"):
         launch.run("test_launch:write_facts", {}, processes=0, threads=1)
-    with pytest.raises(ValueError, match="spawn, torchrun"):
+    with pytest.raises(ValueError, match="spawn, torchrun, srun"):
         launch.run("test_launch:write_facts", {}, processes=1, threads=1, launcher="mpi")
-    with pytest.raises(ValueError, match=r"slurm/multinode\.sbatch"):
+    with pytest.raises(ValueError, match=r"slurm/submit\.sh"):
         launch.run("test_launch:write_facts", {}, processes=1, threads=1, nodes=2)
 
 
@@ -197,6 +197,18 @@ def test_layout_from_torchrun_slurm_or_nothing():
         (
             {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"},
             "WORLD_SIZE=2 contradicts SLURM_NTASKS=8",
+        ),
+        (
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "TORCHELASTIC_RUN_ID": "x",
+                "SLURM_PROCID": "1",
+                "SLURM_NTASKS": "2",
+                "SLURM_STEP_ID": "0",
+            },
+            "WORLD_SIZE=2 contradicts SLURM_NTASKS=2 times LOCAL_WORLD_SIZE=2",
         ),
     ],
 )

@@ -122,8 +122,8 @@ class RuntimeConfig:
     feature_threads: int = MISSING
     evaluation_processes: int = MISSING  # processes that generate answers together, of feature_threads threads each
     token_budget: int = MISSING  # tokens a batch in feature passes
-    nodes: int = MISSING
-    launcher: str = MISSING  # spawn | torchrun
+    nodes: int = MISSING  # of the SLURM job; more than 1 needs launcher srun
+    launcher: str = MISSING  # spawn | torchrun | srun
     keep_model: bool = MISSING  # keep the trained weights after evaluation
     progress: bool = MISSING
     wandb: str = MISSING  # auto (offline where it is installed) | online | offline | disabled
@@ -148,6 +148,7 @@ class RunConfig:
     experiment: Any = None  # the table or figure, see experiments/spec.py
     cell: int | None = None  # run only this cell of the experiment
     plan: bool = False  # print what would run, and stop
+    status: bool = False  # print what is done, running, queued, failed and missing, and stop
     check: bool = False  # render from the committed records; fail if a committed result would change
     explain: Any = None  # [line, column]: name the runs behind a value
 

@@ -130,11 +130,23 @@ def layout_from_env(env: Mapping[str, str]) -> tuple[str, dict[str, int]]:
                     f"{a}={torchrun[key]} contradicts {b}={slurm[key]}: unset one of them, or start with torchrun under srun"
                 )
     if torchrun:
+        if slurm and "SLURM_STEP_ID" in env:
+            _check_agents(env, torchrun, slurm)
         return "torchrun", torchrun
     # salloc, or sbatch without srun, sets SLURM_NTASKS for one plain process: only a step has SLURM_STEP_ID.
     if slurm and "SLURM_STEP_ID" in env:
         return "SLURM", slurm
     return "single", {"rank": 0, "world": 1, "local_rank": 0, "local_world": 1}
+
+
+def _check_agents(env: Mapping[str, str], torchrun: Mapping[str, int], slurm: Mapping[str, int]) -> None:
+    """srun starts one torchrun a task: their ranks together are the world. Raises ValueError if they are not."""
+    local = torchrun["local_world"]
+    if "LOCAL_WORLD_SIZE" in env and "TORCHELASTIC_RUN_ID" in env and local * slurm["world"] != torchrun["world"]:
+        raise ValueError(
+            f"WORLD_SIZE={torchrun['world']} contradicts SLURM_NTASKS={slurm['world']} times LOCAL_WORLD_SIZE={local}: give every "
+            "torchrun of the step the same --nnodes and address, or start a single one"
+        )
 
 
 def _read(env: Mapping[str, str], source: str, names: Mapping[str, str]) -> dict[str, int]:

@@ -9,7 +9,7 @@ comes out:
 
 `spawn` forks from a server that has torch and transformers imported already (about a second for four processes after the
 server's first start); a single process runs in a child as well, so that memory, threads and signals behave alike. `torchrun`
-starts the same entry through torch's own launcher. Also the entry under torchrun or srun: `python -m clusterft.launch
+starts the same entry through torch's own launcher, `srun` one torchrun on every node of a SLURM job (see `nodes`). Also the entry under torchrun or srun: `python -m clusterft.launch
 module:function kwargs.json`.
 """
 
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterft.distributed import EXIT_PREEMPTED, Preempted
+from clusterft.nodes import LAUNCHERS, run_on_nodes
 from clusterft.ranks import Report, WorkerError, forwarded_signals, judge, resolve
 from clusterft.spawn import run_spawned
 
@@ -43,29 +44,31 @@ def run(
     device: str = "cpu",
     launcher: str = "spawn",
     nodes: int = 1,
+    scratch: Path | None = None,
     timeout: timedelta | None = None,
 ) -> None:
-    """Runs `entry` ("package.module:function") in `processes` processes of `threads` threads each, on this node.
+    """Runs `entry` ("package.module:function") in `processes` processes of `threads` threads each, over all nodes together.
 
-    nodes    more than 1 is refused: every node's torchrun calls `python -m clusterft.launch` itself (slurm/multinode.sbatch)
-
-    timeout  limit of one collective; None: clusterft.distributed.COLLECTIVE_TIMEOUT
+    launcher spawn | torchrun on this node; srun: `processes / nodes` on each node of the SLURM job that this process is in
+    scratch  for srun: a folder that all nodes see
+    timeout  for spawn, limit of one collective; None: clusterft.distributed.COLLECTIVE_TIMEOUT
     Raises WorkerError, Preempted, or ValueError for arguments that make no sense.
     """
     if ":" not in entry:
         raise ValueError(f"entry {entry!r} must read package.module:function")
     if processes < 1 or threads < 1:
         raise ValueError(f"processes={processes} and threads={threads} must be at least 1")
-    if nodes != 1:
-        raise ValueError(
-            f"runtime.nodes={nodes}: one process cannot start ranks on other nodes; submit slurm/multinode.sbatch instead"
-        )
-    if launcher == "spawn":
+    if nodes != 1 and launcher != "srun":
+        raise ValueError(f"runtime.nodes={nodes}: launcher {launcher} starts ranks on this node only; use srun (slurm/submit.sh)")
+    if launcher == "srun":
+        places = {"nodes": nodes, "threads": threads, "device": device, "scratch": scratch}
+        run_on_nodes(entry, kwargs, processes=processes, **places)
+    elif launcher == "spawn":
         run_spawned(entry, kwargs, processes, threads, device, timeout)
     elif launcher == "torchrun":
         _run_torchrun(entry, kwargs, processes, threads, device)
     else:
-        raise ValueError(f"runtime.launcher={launcher!r} is not one of spawn, torchrun")
+        raise ValueError(f"runtime.launcher={launcher!r} is not one of {', '.join(LAUNCHERS)}")
 
 
 def _run_torchrun(entry: str, kwargs: Mapping[str, Any], processes: int, threads: int, device: str) -> None:

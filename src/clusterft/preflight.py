@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from clusterft import stages
+from clusterft.nodes import check_layout
 from clusterft.overrides import UserError
 from clusterft.segments import check_reselection, period
 from clusterft.tracking import check_mode
@@ -26,6 +27,7 @@ class PreflightError(UserError):
 def preflight(cfg: DictConfig) -> None:
     """Raises PreflightError for the first thing that is missing."""
     check_sizes(cfg)
+    check_layout(cfg.runtime, os.environ)
     check_device(cfg)
     check_hub(cfg)
     check_disk(cfg)

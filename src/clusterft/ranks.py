@@ -42,6 +42,11 @@ def resolve(entry: str) -> Any:
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "DistBackendError", "DistNetworkError")
 
 
+def is_echo(message: str) -> bool:
+    """A rank that only lost its connection to a failing peer."""
+    return any(echo in message for echo in _ECHOES)
+
+
 def judge(reports: list[Report], received: set[int]) -> None:
     """Raises for the first bad report; a rank that only lost its connection to a failing peer comes after that peer.
 
@@ -56,7 +61,7 @@ def judge(reports: list[Report], received: set[int]) -> None:
     if stopped and received:
         raise Preempted(stopped[0].message)
     if errors:
-        first = min(errors, key=lambda r: any(echo in r.message for echo in _ECHOES))
+        first = min(errors, key=lambda r: is_echo(r.message))
         named = first.message if f"rank {first.rank}:" in first.message else f"rank {first.rank}: {first.message}"
         raise WorkerError(named, first.details)
     if stopped:

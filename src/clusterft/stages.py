@@ -292,6 +292,7 @@ def run_on_workers(
         device=cfg.runtime.device,
         launcher=cfg.runtime.launcher,
         nodes=cfg.runtime.nodes,
+        scratch=folder,
     )
 
 

@@ -28,7 +28,7 @@ from clusterft.exact import decimal_ratio
 from clusterft.records import RunRecord
 
 # Nodes that say where, how or why, never what: a run is the same run without them.
-_NOT_IDENTITY = ("runtime", "experiment", "scale", "domain", "baseline_sizes", "cell", "plan", "check", "explain")
+_NOT_IDENTITY = ("runtime", "experiment", "scale", "domain", "baseline_sizes", "cell", "plan", "status", "check", "explain")
 
 
 class StoreError(Exception):
