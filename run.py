@@ -2,6 +2,8 @@
 
     python run.py +experiment=table2 +scale=laptop             plan, run what is missing, render
     python run.py +experiment=table2 +scale=laptop plan=true   only the plan
+    python run.py +experiment=table2 +scale=laptop --check     do the committed records still give the committed results?
+    python run.py +scale=laptop --explain table2 "CluSTER r=1.00" average      the runs behind a number
     python run.py +experiment=table2 cell=7                    one cell (array jobs: the index is the array's)
     python run.py +experiment=table2 status=true               what is done, running, queued, failed, missing
     python run.py -m +experiment=table2 cell='range(0,4)'      several cells, by Hydra's multirun
@@ -25,7 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from clusterft.app import prepare_libraries, register_schema, run_cell, said_plainly
-from clusterft.overrides import UserError, check_command_line
+from clusterft.overrides import UserError, check_command_line, spelled_out
 from clusterft.records import RunRecord
 from clusterft.site_env import prepare_sweep
 
@@ -73,6 +75,7 @@ def main(cfg: DictConfig) -> None:
 
 if __name__ == "__main__":
     try:
+        sys.argv[1:] = spelled_out(sys.argv[1:])
         check_command_line(sys.argv[1:])
         prepare_sweep(sys.argv[1:], Path(__file__).resolve().parent)
     except UserError as problem:

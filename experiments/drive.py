@@ -190,11 +190,11 @@ def say_why(every: Sequence[Driver], records: Records, asked: Sequence[str], con
     """Names the runs behind a value: this machine's, or where it has none of this table the committed ones. Raises ValueError, KeyError."""
     if len(every) > 1 or len(asked) != 2:
         raise ValueError(
-            "explain takes the name of a line and of a column of one table: +experiment=table2 explain=[CluSTER r=1.00,average]"
+            'explain takes the name of a line and of a column of one table: --explain table2 "CluSTER r=1.00" average'
         )
     (one,) = every
     here = any(records.run(run_id).stored for run_id in one.plan(records, costs=False).run_ids)
-    place = one.runs_dir if here else one.results / "records"
+    place = one.runs_dir if here else (one.results / "records").relative_to(ROOT)
     try:
         text = explain(one.table(records if here else one.committed()), *asked)
     except KeyError as problem:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clusterft.overrides import UserError, check_command_line
+from clusterft.overrides import UserError, check_command_line, spelled_out
 
 
 def test_scale_before_experiment_is_refused():
@@ -42,3 +42,17 @@ def test_a_launcher_without_multirun_is_refused():
     with pytest.raises(UserError, match="-m"):
         check_command_line(["hydra/launcher=submitit_slurm"])
     check_command_line(["-m", "hydra/launcher=submitit_slurm"])
+
+
+def test_options_stand_for_overrides():
+    assert spelled_out(["+experiment=table2", "--check", "seed=1"]) == ["+experiment=table2", "check=true", "seed=1"]
+    given = ["+scale=laptop", "--explain", "table2", "CluSTER r=1.00", "avg", "--plan"]
+    assert spelled_out(given) == ["+experiment=table2", "+scale=laptop", 'explain=["CluSTER r=1.00","avg"]', "plan=true"]
+    check_command_line(spelled_out(given))
+    assert spelled_out(["-m", "seed=0,1", "--cfg", "job"]) == ["-m", "seed=0,1", "--cfg", "job"]
+
+
+def test_an_explain_without_its_words_shows_how_it_is_written():
+    for words in (["table2"], ["table2", "CluSTER r=1.00"], ["table2", "CluSTER r=1.00", "+scale=laptop"]):
+        with pytest.raises(UserError, match="--explain table2"):
+            spelled_out(["--explain", *words])

@@ -13,6 +13,33 @@ class UserError(Exception):
     """Something to be mended by the person at the keyboard; the message is one sentence with the remedy."""
 
 
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """`--plan`, `--status`, `--check` and `--explain TABLE LINE COLUMN` as the overrides that they stand for; the rest stays as it is.
+
+    Raises UserError for an --explain without its three words.
+    """
+    words, rest = list(arguments), []
+    before: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word in ("--plan", "--status", "--check"):
+            rest.append(f"{word[2:]}=true")
+        elif word == "--explain":
+            named, words = words[:3], words[3:]
+            if len(named) < 3 or any("=" in named[i] for i in (0, 2)):
+                raise UserError('--explain takes a table, a line and a column: --explain table2 "CluSTER r=1.00" average')
+            before.append(f"+experiment={named[0]}")
+            rest.append("explain=[" + ",".join(_quoted(one) for one in named[1:]) + "]")
+        else:
+            rest.append(word)
+    return before + rest
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def check_command_line(arguments: Sequence[str]) -> None:
     """Raises UserError for orders and values that would be taken silently; warns on stderr about sweeps over data files."""
     keys = [a.split("=", 1)[0] for a in arguments]
