@@ -33,7 +33,10 @@ class OutputHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(r, h) -> (r, v), in the dtype of the weights."""
-        out = nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        return self.finish(nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias))
+
+    def finish(self, out: Tensor) -> Tensor:
+        """What follows the linear map: scaling and soft-capping of (r, v)."""
         if self.scale != 1.0:
             out = out * self.scale
         if self.softcap is not None:

@@ -13,16 +13,11 @@ import torch
 from torch import nn
 
 from clusterft.allocation import ClusterBatchSampler, ShuffledBatchSampler
+from clusterft.arithmetic import check_arithmetic
 from clusterft.distributed import Dist
+from clusterft.engine_names import check_engine
 from clusterft.loss import check_reduction
 from clusterft.records import Encoded, Selection
-
-PRECISIONS = ("float32", "bf16_autocast", "bf16")
-ENGINES_NOT_BUILT = {
-    "fsdp": "sharded weights are not built yet, and flat-parameter FSDP cannot run Adafactor, which needs whole matrices",
-    "deepspeed_zero2": "the DeepSpeed engines are not built yet",
-    "deepspeed_zero3": "the DeepSpeed engines are not built yet",
-}
 
 
 def row_weights(selection: Selection, rule: str) -> np.ndarray:
@@ -74,13 +69,9 @@ def check_settings(
     model: nn.Module, encoded: Sequence[Encoded], selection: Selection, cfg: Any, sampler_cfg: Any, dist: Dist
 ) -> None:
     """Raises ValueError for the first setting that is unknown, not built, or does not fit the rows, the model or the ranks."""
-    if cfg.engine in ENGINES_NOT_BUILT:
-        raise ValueError(f"trainer.engine={cfg.engine}: {ENGINES_NOT_BUILT[cfg.engine]}; use trainer.engine=ddp")
-    if cfg.engine != "ddp":
-        raise ValueError(f"trainer.engine={cfg.engine!r} is not one of ddp, {', '.join(ENGINES_NOT_BUILT)}")
+    check_engine(cfg)
+    check_arithmetic(cfg, dist.device)
     check_reduction(cfg.loss_reduction)
-    if cfg.precision not in PRECISIONS:
-        raise ValueError(f"trainer.precision={cfg.precision!r} is not one of {', '.join(PRECISIONS)}")
     if [row.id for row in encoded] != list(selection.ids):
         raise ValueError("the encoded rows are not those of the selection, in its order")
     too_long = [row.id for row in encoded if len(row) > cfg.max_length]

@@ -2,9 +2,9 @@
 
     trainer.json                   counters, losses, the sampler's state
     model.safetensors              every trainable parameter by name
-    optimizer-RRRRR-of-PPPPP.pt    optimiser state of the tensors that rank R owned, by parameter name
+    optimizer-RRRRR-of-PPPPP.pt    optimiser state of what rank R updated
 
-Optimiser state is stored by name, so that any number of processes can read it back: who owned a tensor before does not matter.
+Weights and optimiser state are written and read by the engine; `ddp` and `fsdp` store them by name, so that any number of processes can go on.
 Dropout needs no generator state (see trainer).
 """
 
@@ -16,14 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
-
 from clusterft import checkpoint
 from clusterft.allocation import ClusterBatchSampler, ShuffledBatchSampler
 from clusterft.distributed import Dist
-from clusterft.exchange import LocalExchange
+from clusterft.engines import Engine
 
 Sampler = ClusterBatchSampler | ShuffledBatchSampler
 
@@ -51,56 +47,36 @@ class TrainState:
             self.phases[name] = self.phases.get(name, 0.0) + value
 
 
-def save_state(
-    folder: Path,
-    state: TrainState,
-    model: nn.Module,
-    exchange: LocalExchange,
-    optimizer: torch.optim.Optimizer | None,
-    sampler: Sampler,
-    dist: Dist,
-) -> float:
+def save_state(folder: Path, state: TrainState, engine: Engine, sampler: Sampler, dist: Dist) -> float:
     """Collective: writes checkpoint-`state.step`. Returns the seconds it took. Raises OSError on every rank."""
     started = time.perf_counter()
-    writers: dict[str, Any] = {
-        f"optimizer-{dist.rank:05d}-of-{dist.world:05d}.pt": lambda path: torch.save(_named_state(exchange, optimizer), path)
-    }
+    writers: dict[str, Any] = engine.writers()
     if dist.is_main:
-        facts = {"state": asdict(state), "sampler": _sampler_facts(sampler), "parameters": len(exchange.layout.names)}
-        tensors = dict(zip(exchange.layout.names, (p.detach() for p in exchange.parameters), strict=True))
-        writers["model.safetensors"] = lambda path: save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        facts = {
+            "state": asdict(state),
+            "sampler": _sampler_facts(sampler),
+            "parameters": engine.n_tensors,
+            "engine": engine.name,
+        }
         writers["trainer.json"] = lambda path: path.write_text(json.dumps(facts), encoding="utf-8")
     checkpoint.save(folder, state.step, writers, dist)
     return time.perf_counter() - started
 
 
-def load_state(
-    path: Path,
-    exchange: LocalExchange,
-    optimizer: torch.optim.Optimizer | None,
-    sampler: Sampler,
-    *,
-    new_selection: bool = False,
-) -> TrainState:
+def load_state(path: Path, engine: Engine, sampler: Sampler, *, new_selection: bool = False) -> TrainState:
     """Puts weights and optimiser state back in place and returns the counters, with this resume noted.
 
     new_selection: the checkpoint was written with the selection before this one, as many rows of it; no interruption to note.
-    Raises ValueError if the checkpoint is of another model, other rows, another batch or another seed.
+    Raises ValueError if the checkpoint is of another model, other rows, another batch, another seed or another engine.
     """
     facts = json.loads((path / "trainer.json").read_text(encoding="utf-8"))
     there, here = facts["sampler"], _sampler_facts(sampler)
     if there | ({"order": here["order"]} if new_selection else {}) != here:
         raise ValueError(f"{path}: written for {there}, this run has {here}; use another run directory")
-    tensors = load_file(path / "model.safetensors")
-    if set(tensors) != set(exchange.layout.names):
-        odd = min(set(tensors) ^ set(exchange.layout.names))
-        raise ValueError(f"{path}: its parameters are not those of this model, for example {odd}")
-    with torch.no_grad():
-        for name, parameter in zip(exchange.layout.names, exchange.parameters, strict=True):
-            parameter.copy_(tensors[name])
-    exchange.dist.barrier()
-    if optimizer is not None:
-        _load_optimizer(path, exchange, optimizer)
+    wrote = facts.get("engine", "ddp")  # there was no other one when none was noted
+    if wrote != engine.name:
+        raise ValueError(f"{path}: written by trainer.engine={wrote}, this run has {engine.name}; use another run directory")
+    engine.load(path)
     state = TrainState(**facts["state"])
     if not new_selection:
         state.resumed_from.append(state.step)
@@ -114,20 +90,3 @@ def _sampler_facts(sampler: Sampler) -> dict[str, Any]:
         "global_batch": sampler.global_batch,
         "order": sampler.fingerprint(),
     }
-
-
-def _named_state(exchange: LocalExchange, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    if optimizer is None:
-        return {}
-    return {exchange.layout.names[i]: dict(optimizer.state[exchange.parameters[i]]) for i in exchange.owned}
-
-
-def _load_optimizer(path: Path, exchange: LocalExchange, optimizer: torch.optim.Optimizer) -> None:
-    named: dict[str, Any] = {}
-    for file in sorted(path.glob("optimizer-*.pt")):
-        named |= torch.load(file, map_location=exchange.dist.device, weights_only=True)
-    for i in exchange.owned:
-        name = exchange.layout.names[i]
-        if name not in named:
-            raise ValueError(f"{path}: no optimiser state for {name}")
-        optimizer.state[exchange.parameters[i]] = named[name]

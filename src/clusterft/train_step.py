@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from clusterft.allocation import ClusterBatchSampler, ShuffledBatchSampler
-from clusterft.carriers import choose_exchange
 from clusterft.distributed import Dist
-from clusterft.exchange import LocalExchange
+from clusterft.engines import make_engine, trainable
 from clusterft.heads import find_head
-from clusterft.loss import combine, step_denominator, target_loss
-from clusterft.optim import build_optimizer
+from clusterft.loss import step_denominator
 from clusterft.records import IGNORE_INDEX, Encoded
 from clusterft.seeding import seed_hash
 from clusterft.stop_signals import StopSignals
@@ -31,7 +29,7 @@ Sampler = ClusterBatchSampler | ShuffledBatchSampler
 
 
 class Stepper:
-    """Holds model, exchange and optimiser; `step` is collective."""
+    """Holds model and engine; `step` is collective."""
 
     def __init__(
         self,
@@ -52,14 +50,11 @@ class Stepper:
         self.model, self.encoded, self.weights, self.sampler = model, encoded, weights, sampler
         self.cfg, self.dist, self.seed, self.pad_id = cfg, dist, seed, pad_id
         self.targets = np.array([row.n_target for row in encoded])
+        with_target = np.flatnonzero(self.targets)
+        self.shortest = int(min(with_target, key=lambda i: len(encoded[i])))
         self.head = self._prepare_model(logits)
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        check_same_weights(named, dist)
-        self.exchange = self._make_exchange(named, carrier)
-        mine = [self.exchange.parameters[i] for i in self.exchange.owned]
-        self.optimizer = (
-            build_optimizer(cfg.optimizer, mine, lr=cfg.learning_rate, weight_decay=cfg.weight_decay) if mine else None
-        )
+        check_same_weights(trainable(model), dist)
+        self.engine = make_engine(model, self.head, cfg, dist, first_worker=sampler.my_workers.start, carrier=carrier)
 
     def _prepare_model(self, logits: str) -> Any:
         if self.dist.device.type == "cuda":
@@ -70,12 +65,6 @@ class Stepper:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train()
         return head
-
-    def _make_exchange(self, named: list[tuple[str, nn.Parameter]], carrier: str) -> LocalExchange:
-        # On a GPU each virtual worker's own gradient buffer would cost a model's worth of memory: sum as they come there.
-        ordered = self.dist.device.type == "cpu"
-        kind = choose_exchange(self.dist, carrier)
-        return kind(named, self.dist, first_worker=self.sampler.my_workers.start, ordered=ordered)
 
     def step(self, epoch: int, rows: list[int], state: TrainState, rate: float, stop: StopSignals) -> dict[str, Any]:
         """One global step on `rows` (positions in the selection). Advances `state`; returns the metrics line.
@@ -106,64 +95,61 @@ class Stepper:
         return line if denominator > 0 else line | {"note": "no tokens"}
 
     def _forward_backward(self, step: int, rows: list[int], denominator: float, sums: Tensor) -> str | None:
-        """Every worker of this process, each into its own gradient; `sums` (w,) gets its part of the loss. Returns a problem."""
-        self.exchange.begin_step()
+        """Every worker of this process; `sums` (w,) gets its part of the loss. Returns a problem."""
+        self.engine.begin_step()
         cuda = [self.dist.device] if self.dist.device.type == "cuda" else []
-        # One autocast region for all micro-batches: weights are cast once a step. Backward runs outside of it, as torch asks.
-        with torch.random.fork_rng(devices=cuda), self._autocast():
-            for worker, batches in self.sampler.worker_batches(rows):
-                useful = [b for b in batches if self.targets[b].any()]
-                if useful:
-                    self.exchange.begin_worker()
-                for number, batch in enumerate(useful):
-                    torch.manual_seed(seed_hash(self.seed, "dropout", step, worker, number))
-                    loss = self._loss(batch, denominator)
-                    if not torch.isfinite(loss):
-                        ids = ", ".join(self.encoded[i].id for i in batch[:4])
-                        return f"the loss is {float(loss)} in step {step + 1}, rows {ids}"
-                    with torch.autocast(self.dist.device.type, enabled=False):
-                        loss.backward()
-                    sums[worker] += loss.detach().double().cpu()
-                self.exchange.end_worker(idle=not useful)
+        run = self._in_lockstep if self.engine.lockstep else self._by_worker
+        with torch.random.fork_rng(devices=cuda), self.engine.step_context():
+            return run(step, rows, denominator, sums)
+
+    def _by_worker(self, step: int, rows: list[int], denominator: float, sums: Tensor) -> str | None:
+        """Each worker into its own gradient; stops at the first loss that is not finite."""
+        for worker, batches in self.sampler.worker_batches(rows):
+            useful = self._useful(batches)
+            if useful:
+                self.engine.begin_worker()
+            for number, batch in enumerate(useful):
+                loss = self._loss(step, worker, number, batch, denominator)
+                if not torch.isfinite(loss):
+                    return self._not_finite(loss, step, batch)
+                self.engine.backward(loss)
+                sums[worker] += loss.detach().double().cpu()
+            self.engine.end_worker(idle=not useful)
         return None
 
-    def _loss(self, batch: list[int], denominator: float) -> Tensor:
-        ids, mask, labels = pad_rows([self.encoded[i] for i in batch], self.pad_id, self.dist.device)
-        weights = torch.as_tensor(self.weights[batch])
-        reduction = self.cfg.loss_reduction
-        losses, tokens = target_loss(self.model, self.head, ids, mask, labels, reduction)
-        return combine(losses, tokens, weights, reduction=reduction, denominator=denominator)
+    def _in_lockstep(self, step: int, rows: list[int], denominator: float, sums: Tensor) -> str | None:
+        """All ranks run as many micro-batches as the busiest one, the rest with a row of weight 0; none leaves its peers waiting."""
+        mine, problem = self._passes(self.sampler.worker_batches(rows)), None
+        busiest = max(len(self._passes(self.sampler.for_rank(r).worker_batches(rows))) for r in range(self.dist.world))
+        for worker, number, batch in mine:
+            loss = self._loss(step, worker, number, batch, denominator)
+            if problem is None and not torch.isfinite(loss):
+                problem = self._not_finite(loss, step, batch)
+            self.engine.backward(loss)
+            sums[worker] += loss.detach().double().cpu()
+        for _ in range(busiest - len(mine)):
+            self.engine.backward(self._loss(step, 0, 0, [self.shortest], denominator, idle=True))
+        return problem
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.dist.device.type, dtype=torch.bfloat16, enabled=self.cfg.precision == "bf16_autocast")
+    def _useful(self, batches: Sequence[list[int]]) -> list[list[int]]:
+        return [b for b in batches if self.targets[b].any()]
+
+    def _passes(self, workers: Sequence[tuple[int, list[list[int]]]]) -> list[tuple[int, int, list[int]]]:
+        """(worker, number, micro-batch) of everything that has a target, in order."""
+        return [(w, number, batch) for w, batches in workers for number, batch in enumerate(self._useful(batches))]
+
+    def _not_finite(self, loss: Tensor, step: int, batch: list[int]) -> str:
+        ids = ", ".join(self.encoded[i].id for i in batch[:4])
+        return f"the loss is {float(loss)} in step {step + 1}, rows {ids}"
+
+    def _loss(self, step: int, worker: int, number: int, batch: list[int], denominator: float, idle: bool = False) -> Tensor:
+        torch.manual_seed(seed_hash(self.seed, "dropout", step, worker, number))
+        ids, mask, labels = pad_rows([self.encoded[i] for i in batch], self.pad_id, self.dist.device)
+        weights = torch.as_tensor(self.weights[batch] * (not idle))
+        return self.engine.loss(ids, mask, labels, weights, denominator)
 
     def _update(self, rate: float, marks: list[float]) -> float | None:
-        shard = self.exchange.reduce()
-        self.exchange.set_gradients(shard)
-        norm = self._clip() if self.cfg.max_grad_norm is not None else None
-        marks.append(time.perf_counter())
-        if self.optimizer is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-        for i in self.exchange.owned:
-            self.exchange.parameters[i].grad = None
-        marks.append(time.perf_counter())
-        self.exchange.release(shard)
-        self.exchange.publish()
-        return norm
-
-    def _clip(self) -> float:
-        """Scales the owned gradients to a global norm of max_grad_norm. Squares are added in the model's order everywhere."""
-        squares = torch.zeros(len(self.exchange.parameters), dtype=torch.float64)
-        for i in self.exchange.owned:
-            squares[i] = float(self.exchange.parameters[i].grad.double().square().sum())
-        norm = float(self.dist.all_reduce_sum(squares).sum().sqrt())
-        factor = min(1.0, self.cfg.max_grad_norm / (norm + 1e-6))
-        if factor < 1.0:
-            for i in self.exchange.owned:
-                self.exchange.parameters[i].grad.mul_(factor)
-        return norm
+        return self.engine.update(rate, lambda: marks.append(time.perf_counter()))
 
 
 def pad_rows(rows: Sequence[Encoded], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:

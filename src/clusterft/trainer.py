@@ -4,11 +4,11 @@ In come a model, the selected rows as tokens, the Selection and the `trainer` an
 come the trained model under `out_dir`/model, one JSON line a step in `out_dir`/metrics.jsonl, checkpoints, and a
 `TrainResult`.
 
-    sampler.plan(epoch) ► step ► this process's workers ► micro-batches ► backward ► exchange ► optimiser ► next step
+    sampler.plan(epoch) ► step ► this process's workers ► micro-batches ► backward ► engine: sum, optimiser ► next step
 
 The loop is small and its own instead of `accelerate`'s or the Trainer's: those average over ranks and accumulation steps, which
 a weighted update undoes again at every micro-batch, and neither knows workers apart from processes. Weights and target counts
-are known to every rank before a step, so its denominator needs no communication; the gradient is the plain sum (`exchange`).
+are known to every rank before a step, so its denominator needs no communication; the gradient is the plain sum (`engines`).
 Dropout is seeded by (step, worker, micro-batch): no generator state is carried, and a resumed or re-laid-out run draws the
 same masks.
 """
@@ -28,6 +28,7 @@ from torch import nn
 
 from clusterft import checkpoint
 from clusterft.distributed import Dist, Preempted
+from clusterft.engine_names import deviations
 from clusterft.metrics_log import MetricsLog
 from clusterft.optim import learning_rate
 from clusterft.records import Encoded, Selection
@@ -46,6 +47,7 @@ class TrainResult:
 
     losses  the logged loss of every step (the same weighted mean that is differentiated), None for a step without target tokens
     phases  seconds of rank 0 in forward_backward, exchange, optimizer, checkpoint
+    deviations  where the optimiser left the paper's, see engine_names
     """
 
     steps: int
@@ -57,6 +59,8 @@ class TrainResult:
     peak_memory_gib: float
     phases: dict[str, float] = field(default_factory=dict)
     carrier: str = ""
+    engine: str = ""
+    deviations: tuple[str, ...] = ()
     resumed_from: tuple[int, ...] = ()
     rejected_checkpoints: dict[str, str] = field(default_factory=dict)
     cpu_seconds: float | None = None  # processor time of all ranks; None when the run was resumed and its first part not counted
@@ -65,14 +69,15 @@ class TrainResult:
         """JSON-able summary for the run's record: losses as first, last and mean."""
         facts = asdict(self)
         known = [x for x in facts.pop("losses") if x is not None]
-        facts["resumed_from"] = list(self.resumed_from)
+        facts |= {"resumed_from": list(self.resumed_from), "deviations": list(self.deviations)}
         return facts | {"first_loss": known[0], "last_loss": known[-1], "mean_loss": sum(known) / len(known)}
 
 
 def read_result(out_dir: Path) -> TrainResult:
     """The result that `train` wrote last. Raises FileNotFoundError if training has not finished."""
     data = json.loads((out_dir / "result.json").read_text(encoding="utf-8"))
-    return TrainResult(**data | {"losses": tuple(data["losses"]), "resumed_from": tuple(data["resumed_from"])})
+    tuples = {key: tuple(data[key]) for key in ("losses", "resumed_from", "deviations") if key in data}
+    return TrainResult(**data | tuples)
 
 
 def train(
@@ -117,8 +122,9 @@ def train(
     with StopSignals() as stop:
         try:
             run.go(stop, stop_after, on_step)
+            run.engine.finish()
         finally:
-            run.exchange.close()
+            run.engine.close()
     result = run.result()
     if run.done:
         run.finish(tokenizer, result)
@@ -151,7 +157,7 @@ class _Run:
         weights = row_weights(selection, sampler_cfg.weights)
         options = {"seed": seed, "pad_id": pad_id, "carrier": carrier, "logits": logits}
         self.stepper = Stepper(model, encoded, weights, self.sampler, cfg, dist, **options)
-        self.exchange = self.stepper.exchange
+        self.engine = self.stepper.engine
         self.state, self.begin_step = TrainState(), begin_step
         self.rejected: dict[str, str] = {}
         self.cpu_before = time.process_time()
@@ -188,7 +194,7 @@ class _Run:
             )
         if found.path is not None:
             new = found.step == self.begin_step > 0
-            self.state = load_state(found.path, self.exchange, self.stepper.optimizer, self.sampler, new_selection=new)
+            self.state = load_state(found.path, self.engine, self.sampler, new_selection=new)
             if self.dist.is_main:
                 log.info("resuming at step %d of %d from %s", self.state.step, self.total_steps, found.path.name)
 
@@ -198,9 +204,7 @@ class _Run:
         leaving = stop.seen_anywhere and step < self.total_steps
         if due or leaving or (step == last and step < self.total_steps):
             started = time.perf_counter()
-            self.state.checkpoint_seconds += save_state(
-                self.out_dir, self.state, self.model, self.exchange, self.stepper.optimizer, self.sampler, self.dist
-            )
+            self.state.checkpoint_seconds += save_state(self.out_dir, self.state, self.engine, self.sampler, self.dist)
             if self.dist.is_main:
                 checkpoint.prune(self.out_dir, self.cfg.keep_last)
             self.state.wall_seconds += time.perf_counter() - started
@@ -219,7 +223,9 @@ class _Run:
             wall_seconds=self.state.wall_seconds,
             peak_memory_gib=max(peaks),
             phases=self.state.phases | {"checkpoint": self.state.checkpoint_seconds},
-            carrier=self.exchange.carrier,
+            carrier=self.engine.carrier,
+            engine=self.engine.name,
+            deviations=deviations(self.cfg),
             resumed_from=tuple(self.state.resumed_from),
             rejected_checkpoints=self.rejected,
             cpu_seconds=None if self.state.resumed_from or self.begin_step else sum(cpu),
