@@ -68,12 +68,13 @@ def build(
 ) -> Table:
     """The table of an experiment of kind grid or analysis."""
     runs = cell_runs(spec, resolve, records, available)
-    metrics = metric_columns(spec, runs)
+    metrics = metric_columns(spec.metrics, runs)
+    averaged = metric_columns(spec.average_of, runs) if spec.average_of else metrics
     columns = table_columns(spec, metrics)
     lines = []
     for group in _by_line(runs):
         cell = group[0].cell
-        values = {c.key: line_value(group, reader(c, metrics)) for c in columns if c.key not in RELATIVE}
+        values = {c.key: line_value(group, reader(c, metrics, averaged)) for c in columns if c.key not in RELATIVE}
         unneeded = [v for v in spec.values if v.split(".", 1)[0] not in artifacts_of(spec, cell.row)]
         values |= {v: Value(len(group), state=NOT_APPLICABLE) for v in unneeded}
         lines.append(Line(cell.row, cell.column, values))
@@ -107,14 +108,14 @@ def metric_key(metric: Metric) -> str:
     return f"{metric.task}/{metric.name}"
 
 
-def metric_columns(spec: ExperimentConfig, runs: list[CellRun]) -> dict[str, tuple[Column, str]]:
-    """Column key -> (column, hash of the problems). Two problem sets under one name become two columns."""
+def metric_columns(names: list[str], runs: list[CellRun]) -> dict[str, tuple[Column, str]]:
+    """Column key -> (column, hash of the problems), of some metrics or of all. Two problem sets under one name become two columns."""
     seen: dict[str, dict[str, Metric]] = {}
     for one in runs:
         if one.run.state == "complete" and one.run.stored is not None:
             for metric in one.run.stored.record.metrics:
                 seen.setdefault(metric_key(metric), {}).setdefault(metric.dataset_hash, metric)
-    wanted = spec.metrics or list(seen)
+    wanted = names or list(seen)
     columns: dict[str, tuple[Column, str]] = {}
     for name in wanted:
         for digest, metric in sorted(seen.get(name, {}).items()):
@@ -122,7 +123,8 @@ def metric_columns(spec: ExperimentConfig, runs: list[CellRun]) -> dict[str, tup
             label = f"{metric.task} {metric.name}" + ("" if key == name else f" ({digest[:8]})")
             columns[key] = (Column(key, label, UNIT[metric.unit], BETTER[metric.unit]), digest)
         if name not in seen:
-            columns[name] = (Column(name, name.replace("/", " "), "percent", "higher"), "")
+            kind = "nats" if "/nll" in name else "fraction"  # no record says it yet
+            columns[name] = (Column(name, name.replace("/", " "), UNIT[kind], BETTER[kind]), "")
     return columns
 
 
@@ -144,13 +146,15 @@ def table_columns(spec: ExperimentConfig, metrics: Mapping[str, tuple[Column, st
 Reader = Callable[[Run], float | str]
 
 
-def reader(column: Column, metrics: Mapping[str, tuple[Column, str]]) -> Reader:
-    """A function that takes a complete run to the column's value, or to a sentence part that says why there is none."""
+def reader(column: Column, metrics: Mapping[str, tuple[Column, str]], averaged: Mapping[str, tuple[Column, str]]) -> Reader:
+    """A function that takes a complete run to the column's value, or to a sentence part that says why there is none.
+
+    averaged: the metrics whose fractions `average` is the mean of."""
     if column.key in metrics:
         name, digest = column.key.split("#", 1)[0], metrics[column.key][1]
         return lambda run: _metric_value(run, name, digest)
     if column.key == AVERAGE:
-        names = [(key.split("#", 1)[0], digest) for key, (c, digest) in metrics.items() if c.unit == "percent"]
+        names = [(key.split("#", 1)[0], digest) for key, (c, digest) in averaged.items() if c.unit == "percent"]
         return lambda run: _average(run, names)
     if column.key in RECORD_VALUES:
         return lambda run: record_value(run, column.key)

@@ -44,7 +44,7 @@ RECORD_VALUES: dict[str, tuple[str, str]] = {
 """What `show` may name beside metrics: key -> (heading, unit)."""
 
 SCORES, AVERAGE = "scores", "average"
-"""Two more names for `show`: every metric of the records, and the mean of those that are fractions."""
+"""Two more names for `show`: every metric of the records, and the mean of those that are fractions (or of `average_of`)."""
 
 
 @dataclass
@@ -55,6 +55,8 @@ class ScalePatch:
     columns: dict[str, list[str]] | None = None
     common: list[str] | None = None
     once: list[str] | None = None
+    metrics: list[str] | None = None
+    average_of: list[str] | None = None
     seeds: list[int] | None = None
 
 
@@ -68,6 +70,7 @@ class ExperimentConfig:
     common     overrides of every cell; they win over the scale, unlike values written into the file itself
     once       rows that do not depend on the column (full data): one cell a seed, without the column's overrides
     metrics    task/name of the metrics to show, in order; empty for all that the records hold
+    average_of task/name of the fractions that `average` is the mean of; empty for all that are shown
     show       columns after the score: names of RECORD_VALUES, `scores`, `average`
     reference  the row that differences and saved time are taken against
     artifacts  file that runs must have beside their record (experiments.artifacts) -> rows whose runs need it, [] for all rows
@@ -89,6 +92,7 @@ class ExperimentConfig:
     once: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
+    average_of: list[str] = field(default_factory=list)
     show: list[str] = field(default_factory=list)
     reference: str | None = None
     artifacts: dict[str, list[str]] = field(default_factory=dict)

@@ -32,7 +32,7 @@ CONF = ROOT / "conf"
 MEMBERS = [*(f"table{i}" for i in range(1, 18)), "figure4", "figure6", "variance", "beyond", "signals"]
 SCALES = ("laptop", "overnight", "smoke")
 
-CELLS, UNIQUE, SHARED = 452, 279, 75
+CELLS, UNIQUE, SHARED = 452, 282, 75
 """Cells of all experiments at paper scale, runs behind them, runs that more than one experiment needs."""
 
 
@@ -165,6 +165,25 @@ def test_a_seed_on_the_command_line_narrows_every_table_that_has_it(tmp_path: Pa
     assert "variance" not in {one.spec.id for one, _ in jobs}  # it has seed 0 only
     with pytest.raises(ValueError, match="counts within one table"):
         wanted_of(every, planned, 3)
+
+
+@pytest.mark.parametrize("experiment", ["table3", "table16"])
+@pytest.mark.parametrize("scale", [None, *SCALES])
+def test_medical_tables_show_what_the_evaluator_of_that_scale_gives(experiment: str, scale: str | None) -> None:
+    from clusterft.records import Metric
+    from eval.medical_scores import averages, names
+    from eval.medical_sources import TASKS, QuestionSet
+
+    over = [f"+experiment={experiment}", *([f"+scale={scale}"] if scale else [])]
+    evaluator = compose("config", overrides=over).evaluators.medical
+    questions = {task: QuestionSet(TASKS[task], ({}, {}), ("a", "b"), "hash") for task in evaluator.tasks}
+    given = {"heldout/nll_micro", "heldout/nll_macro"}
+    for mode in evaluator.modes:
+        own = [Metric(task, name, 0.5, 2, 0.1) for task in questions for name in names(mode)]
+        given |= {f"{m.task}/{m.name}" for m in [*own, *averages(own, questions)]}
+    spec = spec_at(experiment, scale)
+    assert spec.metrics and len(spec.average_of) == 1
+    assert {*spec.metrics, *spec.average_of} <= given
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,17 @@ def test_exported_records_give_the_same_table(tmp_path: Path) -> None:
         if key[0].startswith(("Full", "Random")):
             assert first[key] == again[key]
     assert "runtime" not in (tmp_path / "full-0.json").read_text()
+
+
+def test_the_average_may_be_of_other_metrics_than_those_shown() -> None:
+    records = load_records([GOLDEN / "machine_a", GOLDEN / "machine_b"])
+    shown = replace(spec(), metrics=["heldout/loss_macro"], average_of=["humaneval/pass@1"])
+    made = build(shown, resolve, records, AVAILABLE)
+    line = made.line("CluSTER r=1.00").values
+    assert (
+        "humaneval/pass@1" not in line
+        and line["average"].by_seed == table().line("CluSTER r=1.00").values["humaneval/pass@1"].by_seed
+    )
 
 
 if __name__ == "__main__":
