@@ -31,6 +31,10 @@ check: install-dev
 docs: install-dev
 	$(PY) -m mkdocs build --strict
 
+# Kills a real cell KILLS times at random (KILL_SEED) and compares its end state with an uninterrupted run.
+kill-test: install-dev assets
+	$(PY) tests/kill_campaign.py
+
 bench: install-dev assets
 	$(PY) -m benchmarks
 

@@ -27,8 +27,11 @@ def prepare_libraries() -> None:
     """Settings that torch and transformers read once, at import.
 
     No progress bars of weight files inside a run's own progress; large pages for torch's CPU memory, without which a training step of the
-    small model spends 10 to 25 % of its time in page faults (values do not change).
+    small model spends 10 to 25 % of its time in page faults (values do not change). On a compute node of SLURM the hub is not asked
+    unless the job says so (HF_HUB_OFFLINE=0): such nodes often have no way out, and each try would cost its time-out.
     """
+    if "SLURM_JOB_ID" in os.environ:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -51,11 +54,20 @@ def said_plainly() -> Iterator[None]:
         _leave_known(problem)
         raise
     except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+        if problem.errno not in _REMEDIES:
             raise
-        _leave(
-            f"{problem.strerror}: {problem.filename}; nothing finished before was lost, free some room and run the same command again"
-        )
+        what = f"{problem.strerror}: {problem.filename}" if problem.filename else str(problem)
+        _leave(f"{what}; nothing finished before was lost, {_REMEDIES[problem.errno]} and run the same command again")
+
+
+_ELSEWHERE = "point runtime.runs_dir and runtime.cache_dir to folders that can be written to"
+_REMEDIES = {
+    errno.ENOSPC: "free some room",
+    errno.EDQUOT: "free some of your quota",
+    errno.EROFS: _ELSEWHERE,
+    errno.EACCES: _ELSEWHERE,
+}
+"""What a person can do about a disk: error number -> part of a sentence."""
 
 
 def _leave_known(problem: RuntimeError) -> None:

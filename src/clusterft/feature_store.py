@@ -12,7 +12,6 @@ In come a `FeatureSpec` and a `FeatureContext`; out come a path, a lock, and a `
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -29,8 +28,9 @@ import numpy as np
 
 from clusterft.feature_context import FeatureContext, encoded_digest
 from clusterft.feature_shards import row_ranges, write_atomically
-from clusterft.feature_writer import RowWriter, read_accounts, total_cost
+from clusterft.feature_writer import RowWriter, leftovers, read_accounts, total_cost
 from clusterft.interfaces import Feature, FeatureSpec
+from clusterft.locks import FolderLock, try_lock
 from clusterft.records import Cost
 
 MANIFEST_SCHEMA = 1
@@ -120,16 +120,6 @@ def identity_of(spec: FeatureSpec, context: FeatureContext) -> dict[str, Any]:
     return identity
 
 
-class Lock:
-    """An exclusive lock on a feature's folder; the kernel lets go of it when the process dies, however it dies."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    def release(self) -> None:
-        os.close(self._file)
-
-
 class FeatureStore:
     """Finished and half-finished features under one root."""
 
@@ -150,17 +140,20 @@ class FeatureStore:
     def complete(self, spec: FeatureSpec, context: FeatureContext) -> bool:
         return (self.path(spec, context) / "manifest.json").exists()
 
-    def try_lock(self, spec: FeatureSpec, context: FeatureContext) -> Lock | None:
+    def try_lock(self, spec: FeatureSpec, context: FeatureContext) -> FolderLock | None:
         """The folder's lock, or None while another process computes this feature."""
+        return try_lock(self.path(spec, context), "lock")[0]
+
+    def sweep(self, spec: FeatureSpec, context: FeatureContext) -> None:
+        """Removes what a process left behind that was killed between the manifest and the removal of its shards."""
         folder = self.path(spec, context)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        return Lock(file)
+        if not leftovers(folder) or not os.access(folder, os.W_OK):
+            return
+        lock = self.try_lock(spec, context)
+        if lock is not None:
+            for path in leftovers(folder):
+                path.unlink(missing_ok=True)
+            lock.release()
 
     def writer(self, spec: FeatureSpec, context: FeatureContext) -> RowWriter:
         """This rank's writer. Open it on every rank, then pass a barrier before the first `put`."""

@@ -204,6 +204,10 @@ class RowWriter:
 
     def discard_shards(self) -> None:
         """Rank 0, once the manifest is down: the shards have served."""
-        for pattern in ("shard-*.npy", "done-*.npy", "sums-*.npy"):
-            for path in self.folder.glob(pattern):
-                path.unlink()
+        for path in leftovers(self.folder):
+            path.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Files in a finished feature's folder that only its making needed: shards, and what a killed process left half written."""
+    return [p for pattern in ("shard-*", "done-*.npy", "sums-*.npy", ".*.tmp") for p in folder.glob(pattern)]

@@ -78,6 +78,7 @@ def _ensure(spec: FeatureSpec, context: FeatureContext, store: FeatureStore) -> 
 
 def _decide(spec: FeatureSpec, context: FeatureContext, store: FeatureStore) -> tuple[str, Any]:
     if store.complete(spec, context):
+        store.sweep(spec, context)
         return "load", None
     lock = store.try_lock(spec, context)
     if lock is None:

@@ -15,7 +15,7 @@ from clusterft import stages
 from clusterft.nodes import check_layout
 from clusterft.overrides import UserError
 from clusterft.segments import check_reselection, period
-from clusterft.tracking import check_mode
+from clusterft.tracking import check_online
 
 LAPTOP_HINT = "try +scale=laptop, which needs neither GPU nor network"
 
@@ -31,7 +31,7 @@ def preflight(cfg: DictConfig) -> None:
     check_device(cfg)
     check_hub(cfg)
     check_disk(cfg)
-    check_mode(cfg.runtime.wandb)
+    check_online(cfg.runtime.wandb)
     check_reselection(cfg.sampler, stages.make_selector(cfg), epochs=cfg.trainer.epochs)
     for evaluator in stages.evaluators(cfg).values():
         check = getattr(evaluator, "preflight", None)

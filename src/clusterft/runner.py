@@ -8,6 +8,7 @@ results are all found again by their stages.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 import traceback
@@ -22,6 +23,8 @@ from clusterft.launch import Preempted
 from clusterft.records import Metric, RunRecord, Selection
 from clusterft.store import RunStore, run_id
 from clusterft.trainer import TrainResult
+
+log = logging.getLogger(__name__)
 
 
 def run_one(cfg: DictConfig) -> RunRecord:
@@ -45,12 +48,20 @@ def run_one(cfg: DictConfig) -> RunRecord:
         except (KeyboardInterrupt, Preempted):
             raise
         except Exception as problem:
-            store.write(_record(cfg, name, "failed", error=f"{type(problem).__name__}: {problem}"))
-            (run_dir / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            _note_failure(cfg, store, name, problem)
             raise
         store.write(record)
         _tidy(cfg, run_dir)
     return record
+
+
+def _note_failure(cfg: DictConfig, store: RunStore, name: str, problem: Exception) -> None:
+    """A record that says why. Where even that cannot be written (a full disk), the first problem is still the one to be told."""
+    try:
+        store.write(_record(cfg, name, "failed", error=f"{type(problem).__name__}: {problem}"))
+        (store.path(name) / "error.txt").write_text("".join(traceback.format_exception(problem)), encoding="utf-8")
+    except OSError as second:
+        log.warning("the failure of run %s could not be recorded: %s", name, second)
 
 
 def _complete(store: RunStore, name: str) -> RunRecord | None:
@@ -63,8 +74,8 @@ def _leftovers(cfg: DictConfig, run_dir: Path) -> list[Path]:
 
     The weights go only where the run was begun without keep_model, too: a later look at it must not delete what was kept.
     """
-    found = [*(run_dir / "train").glob("checkpoint-*"), *(run_dir / "train").glob(".checkpoint-*.tmp")]
-    found += [*run_dir.glob(".*.json.*"), *run_dir.glob("train/.*.tmp")]
+    found = [*run_dir.glob("train/checkpoint-*"), *run_dir.glob("train/.checkpoint-*.tmp")]
+    found += [p for p in run_dir.rglob(".*") if p.is_file() and not p.name.startswith(".lock")]
     begun = run_dir / "config.yaml"
     if not cfg.runtime.keep_model and begun.exists() and not OmegaConf.load(begun).runtime.keep_model:
         found += list(run_dir.glob("train/model"))

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft.exact import decimal_ratio
+from clusterft.locks import try_lock
 from clusterft.records import RunRecord
 
 # Nodes that say where, how or why, never what: a run is the same run without them.
@@ -125,23 +125,20 @@ class RunStore:
 
     @contextmanager
     def lock(self, run: str) -> Iterator[None]:
-        """Holds a run for this process. The kernel frees the lock when its holder dies, so no lock is ever stale.
+        """Holds a run for this process; what happens when its holder dies is said in `locks`.
 
-        Raises StoreError at once if another process works on it.
+        Raises StoreError, naming the holder, if another process works on it: at once on one host.
         """
-        folder = self.path(run)
-        folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / ".lock")
-        try:
-            held.acquire(timeout=0)
-        except Timeout:
+        lock, holder = try_lock(self.path(run))
+        if lock is None:
             raise StoreError(
-                f"run {run} is being worked on by another process; leave it alone or wait for its record.json"
-            ) from None
+                f"run {run} is being worked on by {'another process' if holder is None else f'another process, {holder}'}; "
+                "leave it alone or wait for its record.json"
+            )
         try:
             yield
         finally:
-            held.release()
+            lock.release()
 
     def read(self, run: str) -> RunRecord | None:
         """The record of a run, or None if it has none yet. Raises StoreError for a record that cannot be read."""

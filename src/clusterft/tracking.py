@@ -7,10 +7,14 @@ on rank 0. The tracker's run id is the run's own, so that a resumed run stays on
 from __future__ import annotations
 
 import importlib.util
+import netrc
+import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlparse
 
 MODES = ("auto", "online", "offline", "disabled")
 PROJECT = "clusterft"
@@ -33,6 +37,41 @@ def check_mode(mode: str) -> str:
     if mode != "disabled" and not installed:
         raise ValueError(f"runtime.wandb={mode} needs the package wandb, which is not installed; use runtime.wandb=disabled")
     return mode
+
+
+def check_online(mode: str) -> None:
+    """Raises ValueError if `online` is asked for without a key, or where the tracker's host cannot be reached within seconds.
+
+    Otherwise the tracker itself would find out after features and selection, and only after minutes of trying.
+    """
+    if check_mode(mode) != "online":
+        return
+    address = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    if not (os.environ.get("WANDB_API_KEY") or _key_in_netrc(address.hostname)):
+        raise ValueError(
+            f"runtime.wandb=online finds no key for {address.hostname}: set WANDB_API_KEY, or use runtime.wandb=offline and sync later"
+        )
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return  # whether the proxy reaches it cannot be told without using the key
+    try:
+        socket.create_connection(
+            (address.hostname, address.port or (80 if address.scheme == "http" else 443)), timeout=5.0
+        ).close()
+    except OSError as problem:
+        raise ValueError(
+            f"runtime.wandb=online cannot reach {address.hostname} ({problem}); use runtime.wandb=offline and sync later"
+        ) from problem
+
+
+def _key_in_netrc(host: str | None) -> bool:
+    places = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for path in (Path(p).expanduser() for p in places):
+        try:
+            if host is not None and netrc.netrc(str(path)).authenticators(host):
+                return True
+        except (FileNotFoundError, netrc.NetrcParseError):
+            continue
+    return False
 
 
 @contextmanager
