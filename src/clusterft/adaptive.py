@@ -109,8 +109,8 @@ def reselect(cfg: DictConfig, ready: stages.Prepared, run_dir: Path, part: Segme
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     before = read_selection(selection_folder(run_dir, part.number - 1))
     facts = made_at | {"weights_sha256": weights, "rows_of_selection_before": len(set(chosen.ids) & set(before.ids))}
-    write_rows(stages.selected_rows(ready, chosen), folder)
     write_atomic(folder / COST, json.dumps(_cost(list(have.values()), seconds, cpu_seconds), indent=1) + "\n")
+    write_rows(stages.selected_rows(ready, chosen), folder)
     write_selection(replace(chosen, seed=cfg.seed, info=dict(chosen.info) | {"reselection": facts}), folder)
     shutil.rmtree(folder / "features")
 
