@@ -127,6 +127,7 @@ class CostModel:
             choose = tokens * (2 * S2L_PROXY_PASSES[0] + 4 * S2L_PROXY_PASSES[1]) * S2L_PROXY_PARAMETERS
         elif selector_name(config) == "random" and config["selector"]["budget"] == "match_cluster":
             choose = tokens * 2 * p  # the budget is read off CluSTER's clusters; shared through the feature store
+        choose *= self.selections(config)
         a_token = 8 if trainer["gradient_checkpointing"] else 6
         train = tokens * self.share(config) * trainer["epochs"] * a_token * p
         return {
@@ -151,6 +152,15 @@ class CostModel:
             return float(config["selector"]["rows"]) / pool_rows(config)
         ratio = float(config["selector"]["ratio"])
         return ratio if rule == "fraction" else ratio * self.assumptions.share_at_full_ratio
+
+    def selections(self, config: Mapping[str, Any]) -> int:
+        """How often a run chooses: once, and once more for each re-selection that its expected number of steps holds."""
+        sampler, trainer = config.get("sampler") or {}, config["trainer"]
+        epochs, steps = sampler.get("reselect_every_epochs"), sampler.get("reselect_every_steps")
+        if epochs is None and steps is None:
+            return 1
+        per_epoch = math.ceil(pool_rows(config) * self.share(config) / trainer["global_batch"])
+        return math.ceil(trainer["epochs"] * per_epoch / (steps or epochs * per_epoch))
 
     def device_hours(self, config: Mapping[str, Any]) -> float:
         """Device-hours of a run by operation count: evaluation takes one device, the rest all workers."""

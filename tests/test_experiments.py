@@ -275,6 +275,15 @@ def test_operations_by_hand() -> None:
     assert CostModel(machine).stages(full)["training"] == pytest.approx(stages["training"] / 0.3)
 
 
+def test_each_re_selection_costs_another_pass_over_the_pool() -> None:
+    """300 rows in steps of 64 are 5 an epoch, 10 in all: anew at step 5, or at 4 and 8, or never."""
+    machine = Hardware("test", train_flops=1e9, forward_flops=2e9, decode_tokens_per_second=1.0)
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "global_batch": 64}}
+    once = CostModel(machine).stages(config)["selection"]
+    for sampler, times in (({"reselect_every_epochs": 1}, 2), ({"reselect_every_steps": 4}, 3), ({"reselect_every_steps": 10}, 1)):
+        assert CostModel(machine).stages({**config, "sampler": sampler})["selection"] == pytest.approx(times * once)
+
+
 def test_measured_runs_win_over_the_count() -> None:
     record = measured_run(config=CONFIG, training=30.0, tokens=120_000)
     seconds, source = CostModel(measured=[record]).run_seconds({**CONFIG, "trainer": {**CONFIG["trainer"], "epochs": 4}})
