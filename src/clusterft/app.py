@@ -16,6 +16,7 @@ from clusterft.config import RunConfig
 from clusterft.overrides import UserError
 from clusterft.stop_signals import leaving_on_signals
 from clusterft.store import StoreError
+from clusterft.text_rules import printable
 
 
 def register_schema() -> None:
@@ -81,7 +82,7 @@ def _leave_known(problem: RuntimeError) -> None:
 
 
 def _leave(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -26,6 +26,7 @@ from clusterft.data import expand_paths
 from clusterft.exact import decimal_ratio
 from clusterft.overrides import UserError
 from clusterft.sources import read_rows
+from clusterft.text_rules import has_lone_surrogate
 
 SELECTORS = ("cluster", "random", "ifd", "less", "s2l", "full")
 HELDOUT_ROWS = 64
@@ -166,6 +167,8 @@ def data_paths(data: Sequence[Path]) -> list[Path]:
     """Absolute paths of all data files. Raises UserError for a file named twice or a name that a configuration cannot hold."""
     paths = [p.absolute() for p in expand_paths(list(data))]
     for path in paths:
+        if has_lone_surrogate(str(path)):
+            raise UserError(f"{path}: the name is not UTF-8, so no table can hold it; rename the file")
         if "${" in str(path):
             raise UserError(f"{path}: '${{' in a path would be read as a reference by the configuration; rename the file")
     real = [p.resolve() for p in paths]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from clusterft.records import Turn
-from clusterft.text_rules import is_empty
+from clusterft.text_rules import is_empty, printable
 
 ROLES = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
@@ -68,14 +68,22 @@ def _message(entry: Any, position: int) -> _Message | Refusal:
         return Refusal("malformed_turn", f"turn {position + 1} is {type(entry).__name__}, expected an object")
     if getattr(entry, "conflicting", frozenset()) & {"from", "role", "value", "content", "weight"}:
         return Refusal("duplicate_key", f"turn {position + 1} names a key twice with different values")
-    raw_role = entry["from"] if "from" in entry else entry.get("role")
+    raw_role = _either(entry, "from", "role")
     role = ROLES.get(raw_role.strip().lower()) if isinstance(raw_role, str) else None
     if role is None:
-        return Refusal(f"unknown_role:{str(raw_role)[:40]}", f"turn {position + 1}; known roles: {', '.join(sorted(ROLES))}")
-    text = _text(entry["value"] if "value" in entry else entry.get("content"), _WORD[role], position)
+        return Refusal(
+            f"unknown_role:{printable(str(raw_role)[:40])}", f"turn {position + 1}; known roles: {', '.join(sorted(ROLES))}"
+        )
+    text = _text(_either(entry, "value", "content"), _WORD[role], position)
     if isinstance(text, Refusal):
         return text
     return _Message(role, text, role != "assistant" or entry.get("weight") == 0)
+
+
+def _either(entry: Mapping[str, Any], first: str, second: str) -> Any:
+    """The value of the name that is not null: a table that joins both layouts writes null under the other one's names."""
+    value = entry.get(first)
+    return entry.get(second) if value is None else value
 
 
 def _text(value: Any, word: str, position: int) -> str | Refusal:

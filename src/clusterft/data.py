@@ -71,6 +71,15 @@ def load_pool(
     return collector.finish()
 
 
+def refuse_rejected(rejected: Sequence[Rejection]) -> None:
+    """Strict mode: raises DataError for the first of these rows that is bad, not merely over a limit that was asked for."""
+    one = next((r for r in rejected if r.reason != "over_row_limit"), None)
+    if one is not None:
+        raise DataError(
+            f"{one.source} line {one.line}: {one.reason} ({one.detail}); mend or remove the row, or leave strict mode"
+        )
+
+
 def _open_sources(cfg: Any, assets_dir: str | Path | None) -> Iterator[tuple[str, str, Iterator[RawRow]]]:
     if cfg.kind == "hub":
         from clusterft.hub import hub_rows
@@ -91,6 +100,8 @@ def expand_paths(path: Any) -> list[Path]:
     out: list[Path] = []
     for one in map(Path, given):
         if not one.is_dir():
+            if one.exists() and not one.is_file():
+                raise DataError(f"{one}: a pipe or a device can be read only once; write the rows to a file and name that")
             out.append(one)
             continue
         inside = sorted(p for p in one.iterdir() if p.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES))
@@ -152,11 +163,10 @@ class _Collector:
         self.files.append(FileReport(source, kind, count, len(self.examples) - kept, formats))
 
     def _reject(self, source: str, line: int, refusal: Refusal) -> None:
+        rejection = Rejection(source, line, *refusal)
         if self.strict:
-            raise DataError(
-                f"{source} line {line}: {refusal.reason} ({refusal.detail}); mend or remove the row, or leave strict mode"
-            )
-        self.rejected.append(Rejection(source, line, *refusal))
+            refuse_rejected([rejection])
+        self.rejected.append(rejection)
 
     def _keep(self, source: str, line: int, draft: Draft) -> None:
         key = content_id(draft.prompt, draft.response, draft.input, draft.turns)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clusterft.conversation import Refusal, conversation_turns
 from clusterft.records import Turn
-from clusterft.text_rules import has_lone_surrogate, is_empty, normalise_input
+from clusterft.text_rules import has_lone_surrogate, is_empty, normalise_input, printable
 
 NO_META: Mapping[str, Any] = MappingProxyType({})
 META_TEXT_CHARS = 200
@@ -88,17 +88,24 @@ def resolve_format(file_format: str, fields: Mapping[str, str]) -> Format | None
 
 
 def recognise(row: Any) -> str | None:
-    """The name of the layout that this row's columns point to, or None."""
+    """The name of the layout that this row's columns point to, or None.
+
+    Columns without a value count only where no other tells: a table that joins several layouts writes null under the others' names.
+    """
     if not isinstance(row, Mapping):
         return None
+    return _layout_of({k for k, v in row.items() if v is not None}) or _layout_of(row.keys())
+
+
+def _layout_of(columns: Set[Any]) -> str | None:
     for column, name in (("conversations", "sharegpt"), ("messages", "messages")):
-        if column in row:
+        if column in columns:
             return name
-    if "problem" in row and "solution" in row:
+    if "problem" in columns and "solution" in columns:
         return "problem_solution"
-    if "instruction" in row and "response" in row and "output" not in row:
+    if "instruction" in columns and "response" in columns and "output" not in columns:
         return "instruction_response"
-    return "alpaca" if "instruction" in row or "output" in row else None
+    return "alpaca" if "instruction" in columns or "output" in columns else None
 
 
 def vote(rows: Sequence[Any]) -> str | None:
@@ -147,7 +154,8 @@ def _text_problem(value: Any, word: str) -> Refusal | None:
 
 
 def _parse_turns(row: Mapping[str, Any], layout: Format, prefix: str) -> Draft | Refusal:
-    column = next((c for c in layout.turns if c in row), None)
+    present = [c for c in layout.turns if c in row]
+    column = next((c for c in present if row[c] is not None), present[0] if present else None)
     if column is None:
         return Refusal("no_turns", f"no column {' or '.join(layout.turns)}; the row has {_names(row)}")
     turns = conversation_turns(row[column], row.get("system"))
@@ -178,4 +186,4 @@ def _is_small(value: Any) -> bool:
 
 
 def _names(row: Mapping[str, Any]) -> str:
-    return ", ".join(str(k)[:30] for k in list(row)[:8]) or "no columns"
+    return ", ".join(printable(str(k)[:30]) for k in list(row)[:8]) or "no columns"

@@ -97,6 +97,8 @@ def _element(window: _Window) -> RawRow:
     while True:
         try:
             value, end = DECODER.raw_decode(window.text, window.at)
+        except RecursionError as error:
+            raise DataError(f"{window.path}: line {window.line}: a row is nested too deeply to be read; remove it") from error
         except ValueError as error:
             if window.more(size):
                 size *= 2  # keeps the retries on one huge row linear

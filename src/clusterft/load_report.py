@@ -15,9 +15,13 @@ from typing import Any
 
 from clusterft.records import Example, Rejection
 from clusterft.sources import DataError, open_bytes
+from clusterft.text_rules import printable
 
 SHOWN = 3
 """Examples shown behind each count."""
+
+SHOWN_REASONS = 20
+"""Reasons shown on a terminal: names of roles come from the data, and there may be thousands."""
 
 
 class LineIndex:
@@ -103,8 +107,11 @@ class LoadReport:
         ]
         out += [
             f"  {reason}: {_shown(len(rows), [(r.source, r.line) for r in rows])}"
-            for reason, rows in _by_reason(self.rejected).items()
+            for reason, rows in list(_by_reason(self.rejected).items())[:SHOWN_REASONS]
         ]
+        others = len(_by_reason(self.rejected)) - SHOWN_REASONS
+        if others > 0:
+            out.append(f"  ... and {others:,} more reasons, see the rejected rows")
         if self.duplicates:
             out.append(f"  duplicates: {self.duplicates:,} rows repeat one of {self.duplicate_groups:,} earlier ones (kept)")
         out += [f"  {reason} (kept): {_shown(len(places), places)}" for reason, places in self.noted.items()]
@@ -174,5 +181,5 @@ def _by_reason(rejected: Iterable[Rejection]) -> dict[str, list[Rejection]]:
 
 
 def _shown(count: int, places: Iterable[tuple[str, int]]) -> str:
-    some = [f"{Path(source).name} line {line}" for source, line in list(places)[:SHOWN]]
+    some = [f"{printable(Path(source).name)} line {line}" for source, line in list(places)[:SHOWN]]
     return f"{count:,} ({', '.join(some)}{', ...' if count > len(some) else ''})"

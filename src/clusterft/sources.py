@@ -25,6 +25,14 @@ class DataError(ValueError):
     """Data cannot be used; the message is one sentence for a person, with file, line and remedy."""
 
 
+_OTHER_ARCHIVES = (
+    (b"PK\x03\x04", "a zip archive or a spreadsheet"),
+    (b"BZh", "packed with bzip2"),
+    (b"\xfd7zXZ\x00", "packed with xz"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+)
+
+
 class RawRow(NamedTuple):
     """One row as it was found. `offset` and `size` are bytes in the decompressed file, -1 where the format has no such bytes."""
 
@@ -140,6 +148,9 @@ def _kind(path: Path) -> str:
         raise DataError(f"{path}: the compressed file is cut off or damaged; fetch it again") from error
     if head[:4] == b"PAR1":
         return "parquet"
+    for magic, what in _OTHER_ARCHIVES:
+        if head.startswith(magic):
+            raise DataError(f"{path}: this is {what}; unpack it, or pack its content with gzip or zstd")
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst")]
     if suffixes[-1:] in ([".csv"], [".tsv"]):
         return "csv"

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from clusterft import launch
 from clusterft.cluster import ClusterSelector
 from clusterft.config import load_frozen
-from clusterft.data import group_of, load_pool
+from clusterft.data import group_of, load_pool, refuse_rejected
 from clusterft.distributed import Dist, single_process
 from clusterft.exact import floor_product
 from clusterft.features import FeatureContext, FeatureStore, compute
@@ -86,6 +86,8 @@ def prepare(cfg: DictConfig, *, strict: bool = False) -> Prepared:
     limits = {"max_row_tokens": cfg.data.max_row_tokens}
     pool, encoded = encode_pool(pools.train, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
+    if strict:
+        refuse_rejected([*pool.rejected, *heldout_pool.rejected])
     validation, heldout_pool, heldout = cut_heldout(cfg, heldout_pool, heldout)
     groups = tuple(group_of(e, cfg.data.group_field) for e in heldout_pool.examples)
     return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool, validation, pools.report)

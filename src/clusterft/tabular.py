@@ -50,7 +50,9 @@ def _csv_rows(reader, header: list[str]) -> Iterator[RawRow]:  # type: ignore[no
             return
         except csv.Error as error:
             cut = "unexpected end" in str(error)
-            yield RawRow(start, None, Refusal("cut_last_line" if cut else "invalid_csv", str(error)))
+            taken = reader.line_num - start + 1
+            detail = f"a quoted cell has no end and takes the {taken:,} line(s) to the end of the file" if cut else str(error)
+            yield RawRow(start, None, Refusal("cut_last_line" if cut else "invalid_csv", detail))
             if cut:
                 return
             start = reader.line_num + 1
@@ -63,17 +65,30 @@ def _csv_rows(reader, header: list[str]) -> Iterator[RawRow]:  # type: ignore[no
 
 
 def iterate_parquet(path: Path) -> Iterator[RawRow]:
-    """Rows of a Parquet file in batches of 1,024. Raises DataError if it is damaged."""
+    """Rows of a Parquet file in batches of 1,024; dates and times as text. Raises DataError if it is damaged or repeats a column name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) != len(names):
+                raise DataError(f"{path}: a column name occurs twice; rename one")
             for batch in file.iter_batches(batch_size=1024):
-                for value in batch.to_pylist():
+                for value in _plain(batch):
                     number += 1
                     yield RawRow(number, value)
     except (pa.ArrowException, OSError) as error:
         why = (str(error).splitlines() or ["unreadable"])[0]
         raise DataError(f"{path}: the Parquet file is damaged after row {number} ({why}); fetch it again") from error
+
+
+def _plain(batch):  # type: ignore[no-untyped-def]
+    """A batch as dictionaries. Dates and times become text: Python has no nanoseconds and no year 10,000."""
+    import pyarrow as pa
+
+    columns = [
+        c.cast(pa.string()) if pa.types.is_temporal(c.type) and not pa.types.is_duration(c.type) else c for c in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()

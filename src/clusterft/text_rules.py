@@ -30,6 +30,11 @@ def is_placeholder(text: str) -> bool:
     return len(text) < 8 and text.strip().lower() in _PLACEHOLDERS
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text with "?" for each control character and half pair: names out of data must not move a cursor or break a line."""
+    return "".join(c if c.isprintable() or c in keep else "?" for c in text)
+
+
 def has_lone_surrogate(text: str) -> bool:
     """True when the text cannot be written as UTF-8, which a JSON escape such as \\ud800 makes possible."""
     try:

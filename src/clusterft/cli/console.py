@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clusterft.text_rules import printable
+
 
 def console() -> Console:
     return Console(highlight=False)
@@ -19,13 +21,8 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(Text(name), Text(printable(value)))
+        table.add_row(Text(name), Text(printable(value, keep="\n")))
     return table
-
-
-def printable(text: str) -> str:
-    """The text without control characters: a file name must not move the cursor."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def duration(seconds: float) -> str:
