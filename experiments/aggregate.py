@@ -7,16 +7,17 @@ n and never called best; two records that contradict each other give no value at
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from clusterft.records import Metric
 from experiments.artifacts import VALUE_COLUMNS, read_artifact, value_at
+from experiments.cellruns import CellRun, by_line, cell_runs
 from experiments.compare import add_comparisons
 from experiments.plan import Resolve
 from experiments.recordstore import Records, Run
+from experiments.remarks import describe_notes, describe_problems, shared_model_work, unequal_budgets
 from experiments.reported import reported
-from experiments.spec import AVERAGE, NOT_BUILT, RECORD_VALUES, SCORES, Cell, ExperimentConfig, artifacts_of, expand, not_built
+from experiments.spec import AVERAGE, NOT_BUILT, RECORD_VALUES, SCORES, ExperimentConfig, artifacts_of
 from experiments.table import INCOMPLETE, NOT_APPLICABLE, OK, Column, Line, Table, Value
 
 BETTER = {"fraction": "higher", "nats": "lower"}
@@ -36,28 +37,6 @@ RELATIVE = {
 PER_DATA = ("time_per_data", "cpu_per_data")
 
 
-@dataclass(frozen=True)
-class CellRun:
-    """A cell with the state of its run."""
-
-    cell: Cell
-    run: Run
-
-
-def cell_runs(
-    spec: ExperimentConfig, resolve: Resolve, records: Records, available: Collection[str] | None = None
-) -> list[CellRun]:
-    """Every cell of an experiment with its run; selectors that do not exist are not resolved."""
-    found = []
-    for cell in expand(spec):
-        reason = not_built(spec, cell, available)
-        if reason is not None:
-            found.append(CellRun(cell, Run("", NOT_BUILT, reason)))
-        else:
-            found.append(CellRun(cell, records.run(resolve(cell.overrides)[0])))
-    return found
-
-
 def build(
     spec: ExperimentConfig,
     resolve: Resolve,
@@ -72,7 +51,7 @@ def build(
     averaged = metric_columns(spec.average_of, runs) if spec.average_of else metrics
     columns = table_columns(spec, metrics)
     lines = []
-    for group in _by_line(runs):
+    for group in by_line(runs):
         cell = group[0].cell
         values = {c.key: line_value(group, reader(c, metrics, averaged)) for c in columns if c.key not in RELATIVE}
         unneeded = [v for v in spec.values if v.split(".", 1)[0] not in artifacts_of(spec, cell.row)]
@@ -92,16 +71,9 @@ def build(
         reported=reported(spec.reported),
         expected=spec.expected,
         problems=tuple(describe_problems(runs)),
-        notes=tuple(describe_notes(runs)),
+        notes=(*describe_notes(runs), *unequal_budgets(spec, lines), *shared_model_work(spec, runs)),
     )
     return add_comparisons(table, spec)
-
-
-def _by_line(runs: list[CellRun]) -> list[list[CellRun]]:
-    groups: dict[tuple[str, str], list[CellRun]] = {}
-    for one in runs:
-        groups.setdefault(one.cell.line, []).append(one)
-    return list(groups.values())
 
 
 def metric_key(metric: Metric) -> str:
@@ -263,36 +235,3 @@ def _relative(key: str, line: Line, base: Line | None, reference: str) -> Value:
     problems = {**base.values[seconds].problems, **own.problems}
     state = OK if len(saved) == own.planned else (INCOMPLETE if saved else "not recorded")
     return Value(own.planned, saved, own.run_ids, problems, state)
-
-
-def describe_problems(runs: list[CellRun]) -> list[str]:
-    """Every cell without a usable run or with a metric that is no number, in order of position.
-
-    Seeds of one line with the same reason share an entry; so do all cells of a row that is not built yet.
-    """
-    groups: dict[tuple[str, str, str], list[CellRun]] = {}
-    for one in runs:
-        run, cell = one.run, one.cell
-        if run.state == NOT_BUILT:
-            groups.setdefault((cell.row, "", run.reason), [])
-        elif run.state != "complete":
-            groups.setdefault((cell.row, cell.column, f"{run.state}: {run.reason}"), []).append(one)
-        elif run.stored is not None and run.stored.bad_metrics:
-            reason = f"{', '.join(run.stored.bad_metrics)} is not a number"
-            groups.setdefault((cell.row, cell.column, reason), []).append(one)
-    return [_problem(*key, found) for key, found in groups.items()]
-
-
-def _problem(row: str, column: str, reason: str, found: list[CellRun]) -> str:
-    line = f"{row} {column}".rstrip()
-    if not found:
-        return f"{line}: {reason}"
-    if len(found) == 1:
-        return f"{line} seed={found[0].cell.seed}: {reason} (run {found[0].run.run_id})"
-    seeds = ", ".join(str(one.cell.seed) for one in found)
-    return f"{line} seeds {seeds}: {reason} (runs {', '.join(one.run.run_id for one in found)})"
-
-
-def describe_notes(runs: list[CellRun]) -> list[str]:
-    """Remarks on runs that are usable all the same."""
-    return list(dict.fromkeys(f"{one.cell.name}: {note} (run {one.run.run_id})" for one in runs for note in one.run.notes))

@@ -10,13 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from clusterft.seeding import generator
-from experiments.aggregate import CellRun, build, cell_runs, describe_problems
+from experiments.aggregate import build
 from experiments.agreement import SAMPLES, agreement, stratified_sample
 from experiments.artifacts import read_artifact
+from experiments.cellruns import CellRun, cell_runs
 from experiments.cost_model import passes_text
 from experiments.notation import notation_rows
 from experiments.plan import Resolve
 from experiments.recordstore import Records
+from experiments.remarks import describe_problems
 from experiments.reported import reported
 from experiments.spec import ExperimentConfig
 from experiments.table import Column, Line, Table, Value

@@ -99,6 +99,7 @@ def drivers(cfg: DictConfig, overrides: Sequence[str]) -> list[Driver]:
 def members(cfg: DictConfig, overrides: Sequence[str], composer: Composer, names: Sequence[str]) -> list[Driver]:
     """A driver for each name. An experiment file decides on nothing but its own node and groups, so that its node can be read as it is;
     only where the command line changes a node it has to be composed."""
+    overrides = [o for o in overrides if override_key(o) != "experiment.members"]
     changed = any(override_key(o).startswith("experiment.") for o in overrides)
     found = []
     for name in names:

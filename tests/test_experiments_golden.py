@@ -14,6 +14,7 @@ import yaml
 
 from experiments.aggregate import build
 from experiments.recordstore import export_records, load_records
+from experiments.remarks import unequal_budgets
 from experiments.render import check_outputs, explain, outputs, write_outputs
 from experiments.spec import ExperimentConfig, load_spec
 from experiments.table import Table
@@ -144,6 +145,20 @@ def test_exported_records_give_the_same_table(tmp_path: Path) -> None:
         if key[0].startswith(("Full", "Random")):
             assert first[key] == again[key]
     assert "runtime" not in (tmp_path / "full-0.json").read_text()
+
+
+def test_a_line_with_another_budget_than_the_reference_is_named() -> None:
+    records = load_records([GOLDEN / "machine_a"])
+    shown = replace(spec(), once=[], reference="Random", rows={k: v for k, v in spec().rows.items() if k != "Full data"})
+    made = build(replace(shown, show=["data_usage"]), resolve, records, AVAILABLE)
+    assert made.notes == ()
+    other = [line.values["data_usage"] for line in made.lines if line.row == "CluSTER"]
+    lines = [
+        replace(x, values={"data_usage": replace(other[0], by_seed={0: 10.0})}) if x.row == "CluSTER" else x for x in made.lines
+    ]
+    assert [note.split(":")[0] for note in unequal_budgets(replace(shown, show=["data_usage"]), lines)][:1] == [
+        "CluSTER r=1.00 kept 10.0 % of the data and Random 60.0 %"
+    ]
 
 
 def test_the_average_may_be_of_other_metrics_than_those_shown() -> None:
