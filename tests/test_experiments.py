@@ -280,7 +280,11 @@ def test_each_re_selection_costs_another_pass_over_the_pool() -> None:
     machine = Hardware("test", train_flops=1e9, forward_flops=2e9, decode_tokens_per_second=1.0)
     config = {**CONFIG, "trainer": {**CONFIG["trainer"], "global_batch": 64}}
     once = CostModel(machine).stages(config)["selection"]
-    for sampler, times in (({"reselect_every_epochs": 1}, 2), ({"reselect_every_steps": 4}, 3), ({"reselect_every_steps": 10}, 1)):
+    for sampler, times in (
+        ({"reselect_every_epochs": 1}, 2),
+        ({"reselect_every_steps": 4}, 3),
+        ({"reselect_every_steps": 10}, 1),
+    ):
         assert CostModel(machine).stages({**config, "sampler": sampler})["selection"] == pytest.approx(times * once)
 
 

@@ -144,6 +144,44 @@ def test_local_folder_is_checked(local_folder: Path, tmp_path: Path) -> None:
         load_model(cfg)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "ValueError: Couldn't instantiate the backend tokenizer"),
+        ("{", "JSONDecodeError"),
+        ("{}", "KeyError"),
+        ('{"added_tokens": []}', "Model missing"),
+        ("[1]", "TypeError"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_one_sentence_with_the_remedy(
+    local_folder: Path, text: str | None, words: str
+) -> None:
+    (local_folder / "tokenizer.json").unlink()
+    if text is not None:
+        (local_folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    for place in ({}, {"checkpoint_dir": local_folder}):
+        with pytest.raises(
+            ModelError, match=f"{words}.*put the model's tokenizer.json and tokenizer_config.json there"
+        ) as caught:
+            load_tokenizer(conf("model", "tiny", source="local", path=str(local_folder)), **place)
+        assert "\n" not in str(caught.value)
+
+
+def test_models_that_transformers_cannot_read_are_one_sentence(local_folder: Path) -> None:
+    weights = local_folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:200])
+    with pytest.raises(ModelError, match=r"are damaged .*fetch them again"):
+        load_model(conf("model", "tiny", source="local", path=str(local_folder)))
+    weights.write_bytes(whole)
+    config = local_folder / "config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace('"llama"', '"nosuch"'), encoding="utf-8")
+    with pytest.raises(ModelError, match="model type `nosuch`") as caught:
+        load_model(conf("model", "tiny", source="local", path=str(local_folder)))
+    assert "\n" not in str(caught.value)
+
+
 def test_identity_changes_with_the_weights(local_folder: Path) -> None:
     cfg = conf("model", "tiny", source="local", path=str(local_folder))
     before = model_identity(cfg)

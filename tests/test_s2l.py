@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from test_models import gguf_conf, write_tiny_gguf
 from tiny_feature_context import TINY, tiny_context
 
 from baselines.s2l import S2LSelector, draw_paper, draw_released, fill_gaps, share_evenly
 from clusterft.features import FeatureStore, compute
+from clusterft.gguf_convert import sha256_of
 from clusterft.interfaces import Feature
+from clusterft.models import ModelError
 from clusterft.records import Example, Pool
 from clusterft.seeding import generator
-from clusterft.trajectories import moments
+from clusterft.trajectories import TrajectoryParams, moments, proxy_rows
 
 
 def clusters_of(sizes):
@@ -202,9 +205,19 @@ def test_an_interrupted_training_goes_on_to_the_same_trajectories(tmp_path, monk
     np.testing.assert_array_equal(resumed.rows, whole.rows)
 
 
-def test_a_gguf_proxy_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="GGUF"):
-        trajectories(tmp_path, tiny_context(4), model={**PROXY, "source": "gguf"})
+def test_a_gguf_proxy_is_found_below_the_runs_assets_and_named_by_its_checksum(tmp_path):
+    path = tmp_path / "assets/proxy/tiny.gguf"
+    path.parent.mkdir(parents=True)
+    write_tiny_gguf(path)
+    proxy = OmegaConf.merge(gguf_conf(path), {"path": "proxy", "sha256": sha256_of(path)})
+    params = {"template": "alpaca", "max_length": 64, "points": 1, "training": TRAINING}
+    context = tiny_context(4, places={"assets_dir": tmp_path / "assets", "cache_dir": tmp_path / "cache"})
+    model, encoded = proxy_rows(context, TrajectoryParams(model=OmegaConf.to_container(proxy), **params))
+    assert model.config.hidden_size == 32 and [row.id for row in encoded] == list(context.pool.ids)
+    with pytest.raises(ModelError, match=r"proxy/tiny\.gguf is not there"):
+        proxy_rows(tiny_context(4), TrajectoryParams(model=OmegaConf.to_container(proxy), **params))
+    with pytest.raises(ValueError, match=r"GGUF file without model\.sha256"):
+        proxy_rows(context, TrajectoryParams(model={**OmegaConf.to_container(proxy), "sha256": None}, **params))
 
 
 def test_an_unknown_rule_is_named():

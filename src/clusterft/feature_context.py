@@ -68,6 +68,7 @@ class FeatureContext:
     token_budget  tokens a batch; changes speed and the last bits of a float, never the key
     load_model    makes the model on first use; the result is kept
     work_dir      folder for an extractor's own artefacts (checkpoints of a warm-up, ...); `compute` sets it for each feature
+    places        assets_dir and cache_dir, for extractors that load another model than the run's
     weights       names weights that differ from those of `model_cfg` (a model in training), None where they do not; part of the key
     validation    name -> encoded rows of a target task, for extractors that need one (LESS)
 
@@ -88,6 +89,7 @@ class FeatureContext:
     progress: bool = False
     validation: Mapping[str, Sequence[Encoded]] = field(default_factory=dict)
     weights: str | None = None
+    places: Mapping[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.load_model, _Once):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from clusterft.gguf_convert import converted_folder, sha256_of
@@ -43,15 +44,15 @@ def load_tokenizer(
     """The tokenizer of a model. No token is added: pad stays what it is (see collate.pad_id_of).
 
     checkpoint_dir  a folder written by training; used when it holds a tokenizer, else the configured one is.
-    Raises ModelError if it is not there.
+    Raises ModelError if it is not there or cannot be read.
     """
     _check(cfg)
     if checkpoint_dir is not None and (Path(checkpoint_dir) / "tokenizer_config.json").is_file():
-        return AutoTokenizer.from_pretrained(checkpoint_dir, trust_remote_code=False)
+        return _fetch_tokenizer(cfg, str(checkpoint_dir), trust_remote_code=False)
     if cfg.source == "tiny":
         return build_tiny_tokenizer()
     place, options = _place(cfg, assets_dir, cache_dir)
-    return _fetch(cfg, AutoTokenizer.from_pretrained, place, **options)
+    return _fetch_tokenizer(cfg, place, **options)
 
 
 def load_model(
@@ -142,11 +143,13 @@ def _fetch(cfg: Any, loader: Any, place: str, **options: Any) -> Any:
             return loader(place, **options)
     except ImportError as error:
         raise ModelError(f"model {cfg.name}: {_first_line(error)}; install it or set model.attention=sdpa") from error
+    except SafetensorError as error:
+        raise ModelError(f"model {cfg.name}: weights in {place} are damaged ({_first_line(error)}); fetch them again") from error
     except UnpicklingError as error:
         raise ModelError(f"model {cfg.name}: the pickled weights in {place} hold more than weights, and are refused") from error
     except ValueError as error:
         if "trust_remote_code" not in str(error):
-            raise
+            raise ModelError(f"model {cfg.name}: {place} cannot be loaded ({_first_line(error)})") from error
         raise ModelError(
             f"model {cfg.name}: {place} needs code of its own; read it, then set model.trust_remote_code=true to run it"
         ) from error
@@ -157,6 +160,21 @@ def _fetch(cfg: Any, loader: Any, place: str, **options: Any) -> Any:
             f"model {cfg.path} (revision {cfg.revision or 'newest'}) is not available ({_first_line(error)}); "
             "connect to the hub, set model.source=local and model.path to a copy, or add +scale=laptop, which needs no hub"
         ) from error
+
+
+def _fetch_tokenizer(cfg: Any, place: str, **options: Any) -> PreTrainedTokenizerBase:
+    """What a folder without a readable tokenizer raises depends on what is wrong with it; a person gets one sentence."""
+    try:
+        return _fetch(cfg, AutoTokenizer.from_pretrained, place, **options)
+    except Exception as error:  # the tokenizers library raises bare Exceptions for files that it cannot parse
+        problem = error.__cause__ if isinstance(error, ModelError) else error
+        unreadable = type(problem) is Exception or isinstance(problem, KeyError | TypeError | AttributeError | ValueError)
+        if not unreadable or "trust_remote_code" in str(error):
+            raise
+        raise ModelError(
+            f"model {cfg.name}: {place} holds no tokenizer that can be read ({type(problem).__name__}: {_first_line(problem).rstrip(' :')}); "
+            "put the model's tokenizer.json and tokenizer_config.json there, which tokenizer.save_pretrained writes"
+        ) from problem
 
 
 def _first_line(error: Exception) -> str:

@@ -145,6 +145,7 @@ def feature_context(cfg: DictConfig, ready: Prepared, dist: Dist) -> FeatureCont
         load_model=lambda: model_for(cfg, device=str(dist.device)),
         progress=cfg.runtime.progress,
         validation=validation_rows(cfg, ready),
+        places=places(cfg),
     )
 
 

@@ -71,16 +71,18 @@ def moments(total_steps: int, points: int) -> list[int]:
 def proxy_rows(context: FeatureContext, params: TrajectoryParams) -> tuple[Any, list[Encoded]]:
     """The proxy model, free to be trained, and the pool in its tokens, aligned with the pool.
 
-    Raises ValueError for a GGUF proxy: only the run's own model may be one.
+    Raises ValueError for a GGUF proxy without model.sha256, and ModelError for one that is not there.
     """
     if params.model is None or _is_the_runs(params.model, context):
         return copy.deepcopy(context.load_model()), list(context.encoded)
-    if params.model["source"] == "gguf":
-        raise ValueError(f"S2L: the proxy model {params.model['name']} is a GGUF file; only the run's own model may be one")
+    if params.model["source"] == "gguf" and params.model["sha256"] is None:
+        raise ValueError(
+            f"S2L: the proxy model {params.model['name']} is a GGUF file without model.sha256, which names its weights"
+        )
     cfg = OmegaConf.create(dict(params.model))
-    tokenizer = load_tokenizer(cfg)
+    tokenizer = load_tokenizer(cfg, **context.places)
     encoded = [encode_example(e, tokenizer, params.template, params.max_length) for e in context.pool.examples]
-    return load_model(cfg, device=str(context.dist.device)), encoded
+    return load_model(cfg, device=str(context.dist.device), **context.places), encoded
 
 
 def _is_the_runs(model: Mapping[str, Any], context: FeatureContext) -> bool:
