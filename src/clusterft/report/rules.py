@@ -159,7 +159,7 @@ def no_heldout(facts: ReportFacts) -> Finding | None:
     return Finding(
         "no_heldout",
         "note",
-        "No rows were held out.",
+        "No rows were held out." if facts.heldout_rows == 0 else "Whether rows were held out is not known here.",
         "at least one held-out row",
         "Without held-out rows you cannot see whether the subset lost anything. Hold some out before you select.",
     )
