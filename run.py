@@ -27,6 +27,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from clusterft.app import prepare_libraries, register_schema, run_cell, said_plainly
+from clusterft.memory_plan import memory_lines
 from clusterft.overrides import UserError, check_command_line, spelled_out
 from clusterft.records import RunRecord
 from clusterft.site_env import prepare_sweep
@@ -65,7 +66,9 @@ def measure(cfg: DictConfig, artifacts: Sequence[str]) -> None:
 def main(cfg: DictConfig) -> None:
     overrides = list(HydraConfig.get().overrides.task)
     with said_plainly():
-        if cfg.experiment is None:
+        if cfg.experiment is None and cfg.plan:
+            print("\n".join(memory_lines([cfg])))
+        elif cfg.experiment is None:
             run_cell(cfg)
         else:
             from experiments.drive import run_experiment

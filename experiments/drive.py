@@ -16,6 +16,7 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from clusterft.memory_plan import memory_lines
 from experiments.analysis import make_table
 from experiments.composing import Composer
 from experiments.cost_model import CostModel, hardware_for
@@ -136,6 +137,7 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     if cfg.cell is None:
         show_plans(planned, console)
     if cfg.plan:
+        show_memory(every, planned, console)
         return
     jobs = [
         Job(f"{one.spec.id} {its.cell.name}", its.run_id, partial(one.resolve.config, its.cell.overrides)) for one, its in wanted
@@ -185,6 +187,14 @@ def show_plans(planned: Sequence[Plan], console: Console) -> None:
             f"all: {whole.cells} cells, {whole.unique_runs} runs, {whole.shared_runs} shared between tables, about {whole.hours:.1f} h to run",
             markup=False, highlight=False,
         )  # fmt: skip
+
+
+def show_memory(every: Sequence[Driver], planned: Sequence[Plan], console: Console) -> None:
+    """What a training process of these cells needs, worked out before anything is loaded."""
+    cells = [(one, cell) for one, its in zip(every, planned, strict=True) for cell in its.cells if cell.run_id is not None]
+    console.print("memory of a training process at its peak, for the largest micro-batch:", markup=False, highlight=False)
+    for line in memory_lines(one.resolve(cell.cell.overrides)[1] for one, cell in cells):
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def say_why(every: Sequence[Driver], records: Records, asked: Sequence[str], console: Console) -> None:

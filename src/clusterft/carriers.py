@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from clusterft.distributed import Dist
 from clusterft.exchange import LocalExchange, TreeSum
 
+MESSAGE_BYTES = 128 * 2**20
+"""Largest buffer that a rank sends at once, and receives at once."""
+
 
 class MessageExchange(LocalExchange):
     """Several processes anywhere: every rank sends each owner its part of the gradient, owners add along the tree."""
@@ -25,15 +28,30 @@ class MessageExchange(LocalExchange):
     carrier = "messages"
 
     def reduce(self) -> Tensor:
+        """Sums piece by piece: two buffers of at most MESSAGE_BYTES beside the gradient, however large the model. The bits do not depend on it."""
         partial = self._partial()
         if partial is None:
             partial = self._free.pop() if self._free else self._new_buffer()
             partial.zero_()
-        lengths = [end - begin for begin, end in self.layout.shards]
+        self._whole = partial
+        begin, end = self.layout.shards[self.dist.rank]
+        longest = max(stop - start for start, stop in self.layout.shards)
+        piece = max(1, MESSAGE_BYTES // (self.dist.world * partial.element_size()))
+        for offset in range(0, longest, piece):
+            total = self._piece(partial, offset, piece)
+            # What was sent from here is on its way already: the sum takes its place.
+            partial[begin + offset : begin + offset + len(total)] = total
+        return partial[begin:end]
+
+    def _piece(self, partial: Tensor, offset: int, piece: int) -> Tensor:
+        """The sum of `piece` elements of this rank's shard from `offset` on, or of what is left of it."""
+        spans = [(min(a + offset, b), min(a + offset + piece, b)) for a, b in self.layout.shards]
+        lengths = [stop - start for start, stop in spans]
         mine = lengths[self.dist.rank]
+        whole = offset == 0 and lengths == [stop - start for start, stop in self.layout.shards]
+        sent = partial if whole else torch.cat([partial[start:stop] for start, stop in spans])
         parts = torch.empty(self.dist.world * mine, dtype=partial.dtype, device=partial.device)
-        td.all_to_all_single(parts, partial, output_split_sizes=[mine] * self.dist.world, input_split_sizes=lengths)
-        self._free.append(partial)
+        td.all_to_all_single(parts, sent, output_split_sizes=[mine] * self.dist.world, input_split_sizes=lengths)
         tree = TreeSum(lambda a, b: a.add_(b))
         for part in parts.view(self.dist.world, mine).unbind(0):
             tree.push(part)
@@ -49,7 +67,8 @@ class MessageExchange(LocalExchange):
             work.wait()
 
     def release(self, shard: Tensor) -> None:
-        """The shard is a part of the receive buffer, which goes with it."""
+        """The shard is a part of the gradient buffer, which is free again."""
+        self._free.append(self._whole)
 
 
 class SharedExchange(LocalExchange):

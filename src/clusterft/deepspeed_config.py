@@ -29,6 +29,7 @@ def deepspeed_config(trainer: Any, *, on_gpu: bool) -> dict[str, Any]:
         zero["allgather_bucket_size"] = 50_000_000
     else:
         zero |= {"stage3_prefetch_bucket_size": 50_000_000, "stage3_param_persistence_threshold": 100_000}
+        zero |= {"stage3_max_live_parameters": 1_000_000_000, "sub_group_size": 1_000_000_000}
     half = trainer.precision == "bf16"
     return {
         "train_micro_batch_size_per_gpu": trainer.per_device_batch,

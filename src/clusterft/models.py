@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from clusterft.arithmetic import check_attention
 from clusterft.gguf_convert import converted_folder, sha256_of
 from clusterft.network import hub_or_cache
 from clusterft.tiny import build_tiny_model, build_tiny_tokenizer
@@ -72,6 +73,7 @@ def load_model(
     _check(cfg)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"runtime.device={device} was asked for, but torch finds no CUDA device; use runtime.device=cpu")
+    check_attention(cfg, device)
     kwargs: dict[str, Any] = {"dtype": DTYPES[cfg.weights_dtype], "attn_implementation": cfg.attention}
     if checkpoint_dir is not None:
         model = _from_folder(cfg, Path(checkpoint_dir), kwargs)
@@ -81,6 +83,8 @@ def load_model(
         place, options = _place(cfg, assets_dir, cache_dir)
         model = _fetch(cfg, AutoModelForCausalLM.from_pretrained, place, **options, **kwargs, use_safetensors=_safetensors(cfg))
     _check_shape(cfg, model.config)
+    if model.config._attn_implementation != cfg.attention:
+        raise ModelError(f"model.attention={cfg.attention} was asked for, the model came with {model.config._attn_implementation}")
     return model.to(device).eval()
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from clusterft import stages
+from clusterft.arithmetic import check_arithmetic, check_attention
+from clusterft.engine_names import check_engine
 from clusterft.nodes import check_layout
 from clusterft.overrides import UserError
 from clusterft.segments import check_reselection, period
@@ -29,6 +31,8 @@ def preflight(cfg: DictConfig) -> None:
     check_sizes(cfg)
     check_layout(cfg.runtime, os.environ)
     check_device(cfg)
+    check_engine(cfg.trainer)
+    check_formats(cfg)
     check_hub(cfg)
     check_disk(cfg)
     check_online(cfg.runtime.wandb)
@@ -65,6 +69,14 @@ def check_device(cfg: DictConfig) -> None:
     wanted = -(-cfg.runtime.processes // cfg.runtime.nodes)
     if found < wanted:
         raise PreflightError(f"this run wants {wanted} CUDA devices on this machine and found {found}; {LAPTOP_HINT}")
+
+
+def check_formats(cfg: DictConfig) -> None:
+    """The number formats and the attention kernel are there on the device. Raises ValueError."""
+    import torch
+
+    check_arithmetic(cfg.trainer, torch.device(cfg.runtime.device))
+    check_attention(cfg.model, cfg.runtime.device)
 
 
 def check_hub(cfg: DictConfig) -> None:

@@ -24,6 +24,7 @@ from clusterft.distributed import single_process
 from clusterft.exact import floor_product
 from clusterft.export import FILES
 from clusterft.features import FeatureStore, compute
+from clusterft.memory_plan import memory_text
 from clusterft.preflight import preflight
 
 MEASURED_ROWS = 20
@@ -94,6 +95,7 @@ def plan_lines(cfg: DictConfig, ready: Any, measured: Measured | None, folder: P
         yield "time", time_estimate(measured, sum(map(len, ready.encoded)), cfg.runtime.feature_processes)
         yield "memory", memory_estimate(measured, n)
         yield "disk", f"{size(measured.bytes_per_row * n)} of features in {stages.places(cfg)['cache_dir']}"
+    yield "training", memory_text(cfg.model, cfg.trainer, cfg.runtime)
     yield "folder", str(folder)
     yield "files", "\n".join(FILES)
 
