@@ -108,7 +108,7 @@ class LocalCluster:
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, **options: object) -> subprocess.CompletedProcess:
         """A command that sees this cluster, its output captured as text."""
-        settings = {"capture_output": True, "text": True, "timeout": 300, "check": False} | options
+        settings = {"capture_output": True, "text": True, "timeout": 600, "check": False} | options
         return subprocess.run(command, env={**os.environ, **self.env, **(env or {})}, **settings)
 
     def _start(self) -> None:
