@@ -1,0 +1,107 @@
+"""`+experiment=all` as a whole: real runs of the tiny model, diagnostics on true gradients, tables, pages, and the same again without runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composed import ROOT, shared_cache
+from hydra import compose, initialize_config_dir
+
+from clusterft.app import register_schema
+from clusterft.records import RunRecord
+from experiments import drive
+from experiments.reading import read_table
+from experiments.running import Job, run_jobs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    register_schema()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield
+
+
+def test_some_members_run_render_and_render_again_from_what_is_committed(
+    composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import run
+
+    monkeypatch.setattr(drive, "ROOT", tmp_path)
+    places = [f"runtime.runs_dir={tmp_path}/runs", f"runtime.cache_dir={shared_cache()}", f"runtime.assets_dir={ROOT}/assets"]
+    over = ["+experiment=all", "+scale=smoke", "experiment.members=[figure6,table10,table17,variance]", *places]
+    over += ["seed=0", "selector.ratio=1.0", "data.max_rows=40"]
+    made: list[str] = []
+
+    def counted(cfg: Any) -> RunRecord:
+        record = run.one_run(cfg)
+        made.append(record.run_id)
+        return record
+
+    drive.run_experiment(compose("config", overrides=over), over, run=counted, preflight=run.check, measure=run.measure)
+    assert len(made) == len(set(made)) == 2  # CluSTER's run serves all four
+    results = tmp_path / "results/smoke"
+    cost = json.loads((tmp_path / "runs" / made[0] / "record.json").read_text())["cost"]
+    assert cost["training_cpu_seconds"] > 0 and cost["selection_cpu_seconds"] >= 0
+    assert {p.name for p in results.iterdir()} >= {
+        "README.md",
+        "figure6.svg",
+        "figure6.png",
+        "variance.svg",
+        "table10.md",
+        "table17.json",
+    }
+    figure6 = read_table(results / "figure6.json")
+    assert figure6.line("CluSTER r=1.00").values["cluster_similarity.p_value"].n == 1
+    assert len(list(results.glob("artifacts/*/*.json"))) == 6
+
+    again = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "results", again / "results")
+    monkeypatch.setattr(drive, "ROOT", again)
+    drive.run_experiment(
+        compose("config", overrides=[*over, f"runtime.runs_dir={again}/none", "check=true"]),
+        over,
+        counted,
+        run.check,
+        run.measure,
+    )
+    assert len(made) == 2
+
+
+def test_one_failed_run_does_not_stop_the_others_and_three_in_a_row_do(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from clusterft.store import write_atomic
+
+    def failing(names: set[str]) -> Any:
+        def run(cfg: Any) -> RunRecord:
+            name = cfg["name"]
+            status = "failed" if name in names else "complete"
+            cost = {"selection_seconds": 0.0, "training_seconds": 0.0}
+            selection = {"budget": 1, "pool_rows": 2}
+            record = RunRecord(name, status, {}, 0, "", False, {}, {}, selection, {}, (), cost)
+            (tmp_path / name).mkdir()
+            write_atomic(tmp_path / name / "record.json", json.dumps(record.to_json()))
+            if status == "failed":
+                raise RuntimeError(f"{name} broke")
+            return record
+
+        return run
+
+    def jobs(names: str) -> list[Job]:
+        return [Job(name, name, lambda name=name: {"name": name}) for name in names]
+
+    console = Console(file=open("/dev/null", "w"))  # noqa: SIM115
+    failed = run_jobs(jobs("abcd"), tmp_path, failing({"b", "c"}), lambda cfg: None, console)
+    assert failed == ["b (run b) failed: b broke", "c (run c) failed: c broke"]
+    with pytest.raises(RuntimeError, match="g broke"):
+        run_jobs(jobs("efgh"), tmp_path, failing({"e", "f", "g"}), lambda cfg: None, console)
+    assert not (tmp_path / "h").exists()
+    with pytest.raises(RuntimeError, match="i broke"):
+        run_jobs(jobs("i"), tmp_path, failing({"i"}), lambda cfg: None, console)
