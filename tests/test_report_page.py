@@ -188,6 +188,8 @@ def test_the_page_in_a_browser(everything, tmp_path):
             page.look(width=width, height=height, dark=dark, phone=phone)
             page.open(tmp_path / "report.html")
             assert page.value("document.documentElement.scrollWidth") <= width, name
+            names = "[...document.querySelectorAll('th.any')].filter(e => e.checkVisibility()).map(e => e.clientWidth)"
+            assert min(page.value(names)) >= 90, "names beside numbers are not squeezed to a letter a line"
             assert page.value("typeof window.hacked") == "undefined"
             assert page.value("document.title") == "Selection report: odd <i>pool</i>"
             ground = page.value("getComputedStyle(document.body).backgroundColor")
