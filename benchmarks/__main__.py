@@ -28,6 +28,7 @@ def scripts(quick: bool, model: Path) -> dict[str, list[str]]:
             "Clustering": ["bench_clustering.py", "--quick", "--out", str(HERE / "scratch" / "clustering_quick.json")],
             "Gradient-proxy pass": ["bench_proxy.py", "--quick"],
             "Selection end to end": ["bench_selection.py", "--quick"],
+            "LESS gradients and projection": ["bench_less.py", "--quick", "--model", str(model)],
             "Non-inferiority verdict by simulation": ["verdict_simulation.py", "--draws", "200"],
         }
     return {
@@ -38,15 +39,17 @@ def scripts(quick: bool, model: Path) -> dict[str, list[str]]:
         "LESS gradients and projection": ["bench_less.py", "--model", str(model)],
         "Non-inferiority verdict by simulation": ["verdict_simulation.py"],
         "HumanEval, base model, all 164 problems": ["humaneval_base.py", str(model)],
+        "Medical questions, base model": ["medical_questions.py", "--out", str(HERE / "scratch" / "medical")],
     }
 
 
 PAGE = (
-    ("Clustering", "bench_clustering", "clustering", lambda module, data: module.table(data["results"])),
+    ("Clustering", "bench_clustering", "clustering", lambda module, data: module.page(data)),
     ("Gradient-proxy pass", "bench_proxy", "proxy", lambda module, data: module.markdown(data)),
     ("Selection end to end", "bench_selection", "selection", lambda module, data: module.markdown(data)),
     ("How well signals follow true gradients", "bench_fidelity", "fidelity", lambda module, data: module.markdown(data)),
     ("LESS gradients and projection", "bench_less", "less", lambda module, data: module.markdown(data)),
+    ("Medical questions, base model", "medical_questions", "medical", lambda module, data: module.markdown(data)),
 )
 
 

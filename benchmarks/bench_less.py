@@ -143,10 +143,10 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens a batch")
     parser.add_argument("--max-row-tokens", type=int, default=128)
-    parser.add_argument("--quick", action="store_true", help="rank 8, 4 rows of at most 64 tokens, 512 columns")
+    parser.add_argument("--quick", action="store_true", help="rank 8, 4 rows of at most 100 tokens, 512 columns")
     options = parser.parse_args()
     if options.quick:
-        options.ranks, options.rows, options.max_row_tokens, options.dim = [8], 4, 64, 512
+        options.ranks, options.rows, options.max_row_tokens, options.dim = [8], 4, 100, 512
     torch.set_num_threads(1)
     base, tokenizer = load(options.model)
     rows = [row_of_encoded(e) for e in pool_rows(tokenizer, options.rows, options.max_row_tokens)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from clusterft.assignment import assign, assign_points, solve
-from clusterft.cost_sources import DenseCosts, PointCosts
+from clusterft.cost_sources import DenseCosts, PointCosts, largest_falls
 from clusterft.rows import RowTable
 
 
@@ -232,3 +232,29 @@ def test_limits_that_cannot_be_met_show_the_arithmetic(limits, message):
 def test_no_rows_and_one_cluster():
     assert assign(np.zeros((0, 3)), 1).shape == (0,)
     assert assign(np.random.default_rng(0).normal(size=(4, 1)), 4).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("k", [2, 3, 17])
+def test_margins_carried_over_moved_centers_are_never_too_large(k):
+    """Rows of all lengths, zero among them: what is left of a margin after the centres moved is at most the margin scanned anew."""
+    rng = np.random.default_rng(k)
+    points = (rng.normal(size=(3000, 5)) * rng.uniform(0, 4, size=(3000, 1))).astype(np.float32)
+    points[0] = 0
+    centers, prices = rng.normal(size=(k, 5)), rng.uniform(0, 0.2, k)
+    table = RowTable(points).survey()
+    labels, _, gaps = PointCosts(table, centers).scan(prices)
+    for size in (0.0, 1e-3, 0.3):
+        moved = centers + size * rng.normal(size=centers.shape)
+        left = PointCosts(table, moved).carried(centers, labels, gaps)
+        costs = squared_distances(points.astype(np.float64), moved) + prices
+        own = costs[np.arange(len(points)), labels]
+        costs[np.arange(len(points)), labels] = np.inf
+        assert (left <= costs.min(1) - own + 1e-12).all()
+        assert size or np.abs(left - gaps).max() < 1e-4
+
+
+def test_largest_falls_by_hand():
+    """Costs of three clusters change by 1, 5 and 2, or by 2 |x| (0.5, 0, 1) less or more."""
+    falls = largest_falls(np.array([1.0, 5.0, 2.0]), np.array([0.5, 0.0, 1.0]), np.array([0.0, 3.0]))
+    # |x| = 3: rivals change by at least 1 - 3, 5, 2 - 6; the own cluster by at most 1 + 3, 5, 2 + 6
+    assert falls.tolist() == [[2.0 - 1.0, -4.0 - 4.0], [1.0 - 5.0, -4.0 - 5.0], [1.0 - 2.0, -2.0 - 8.0]]

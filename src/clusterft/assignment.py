@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterft.assignment_kernels import balance, margins, relabel
-from clusterft.cost_sources import NO_ROWS, CostSource, DenseCosts, PointCosts, Scan
+from clusterft.assignment_kernels import balance, lower_margins, margins, relabel
+from clusterft.cost_sources import NO_ROWS, CostSource, DenseCosts, PointCosts, Scan, largest_magnitude
 from clusterft.limits import Limit, size_limits
 from clusterft.prices import FINISH_BYTES, flows_for, improve_prices, needed_margin, scaled_limits, small_prices
 from clusterft.rows import RowTable
@@ -181,7 +181,7 @@ class _Solver:
                 return prices if sampled is None else sampled
         attempts = 0
         while True:
-            tie = TIE * max(1e-300, float(np.abs(costs).max(initial=0.0)), float(np.abs(prices).max()))
+            tie = TIE * max(1e-300, largest_magnitude(costs), largest_magnitude(prices))
             state = own.copy(), counts.copy(), prices
             prices, balanced = self._balance(costs, own, counts, prices)
             moved = prices - scanned
@@ -234,8 +234,8 @@ class _Solver:
 
     def _result(self, labels, seconds, gaps, rows, costs, own, prices, moved) -> Assignment:
         """Margins under the final prices: exact for the rows of the finish, lowered by the moved prices for the others."""
-        gaps = (gaps - (moved[labels] - moved.min())).astype(np.float32)
+        lower_margins(gaps, labels, moved - moved.min())
         exact, after = np.empty(rows.size), np.empty(rows.size, np.int64)
         margins(costs, prices, own, after, exact)
-        gaps[rows], seconds[rows] = exact, after
-        return Assignment(labels, seconds, prices, np.nextafter(gaps, np.float32(-np.inf)), self.scans, self.paths)
+        gaps[rows], seconds[rows] = np.nextafter(exact.astype(np.float32), np.float32(-np.inf)), after
+        return Assignment(labels, seconds, prices, gaps, self.scans, self.paths)

@@ -78,20 +78,19 @@ def relabel(costs, prices, labels, counts):
 
 
 @compiled
-def carry_margins(gaps, labels, norms, lifts, shifts):
-    """Lowers every margin by the most that moved centres can have taken from it.
-
-    The cost of cluster c changed by lifts[c] - 2 x.s_c with |s_c| = shifts[c] and |x| <= norms[i].
-    """
-    k = lifts.size
+def carry_margins(gaps, labels, norms, changes, steps):
+    """Lowers every margin by the most that moved centres can have taken from it: changes[label, step], where `steps` steps a unit
+    of length lead up to the row's norm. One look-up a row, whatever the number of clusters."""
     for i in range(gaps.size):
-        a, r = labels[i], 2.0 * norms[i]
-        worst = np.inf
-        for c in range(k):
-            if c != a:
-                worst = min(worst, lifts[c] - r * shifts[c])
-        change = worst - lifts[a] - r * shifts[a]
+        change = changes[labels[i], int(norms[i] * steps) + 1]
         gaps[i] = gaps[i] + change - 2e-7 * (abs(gaps[i]) + abs(change))
+
+
+@compiled
+def lower_margins(gaps, labels, fall):
+    """gaps[i] - fall[labels[i]], rounded down to float32, in place."""
+    for i in range(gaps.size):
+        gaps[i] = np.nextafter(np.float32(gaps[i] - fall[labels[i]]), np.float32(-np.inf))
 
 
 @compiled

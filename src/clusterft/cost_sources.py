@@ -16,6 +16,7 @@ from clusterft.rows import RowTable
 
 UNIT_FLOAT32 = 2.0**-24
 NO_ROWS = np.empty(0, np.int64)
+NORM_STEPS = 1024  # lengths that carried margins tell apart
 
 Scan = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -58,7 +59,7 @@ class DenseCosts:
     def scan(self, prices: np.ndarray, rows: np.ndarray = NO_ROWS, into: Scan | None = None) -> Scan:
         labels, seconds, gaps = into or _empty_scan(self.n)
         # float64 differences are themselves rounded, at most by this much
-        slack = 4 * np.finfo(np.float64).eps * (float(np.abs(self.costs).max(initial=0)) + float(np.abs(prices).max()))
+        slack = 4 * np.finfo(np.float64).eps * (largest_magnitude(self.costs) + largest_magnitude(prices))
         best_two(
             self.costs[rows] if rows.size else self.costs,
             prices,
@@ -151,9 +152,12 @@ class PointCosts:
     def carried(self, before: np.ndarray, labels: np.ndarray, gaps: np.ndarray) -> np.ndarray:
         """Margins (n,) that still hold after the centres moved from `before` (k, d) to this source's, at the same prices."""
         old, new = (c if self.table.shift is None else c - self.table.shift for c in (before, self.centers))
-        gaps = gaps.copy()
+        gaps, longest = gaps.copy(), float(self.table.norms.max())
         shifts = np.sqrt(((new - old) ** 2).sum(1))
-        carry_margins(gaps, labels, self.table.norms, (new**2).sum(1) - (old**2).sum(1), shifts)
+        steps = NORM_STEPS / longest if longest > 0 else 0.0
+        lengths = np.arange(NORM_STEPS + 2) * (longest / NORM_STEPS) * (1 + 1e-12)
+        changes = largest_falls((new**2).sum(1) - (old**2).sum(1), shifts, lengths)
+        carry_margins(gaps, labels, self.table.norms, changes, steps)
         return gaps
 
     def rows(self, index: np.ndarray) -> np.ndarray:
@@ -164,6 +168,25 @@ class PointCosts:
 
     def keys(self, index: np.ndarray) -> np.ndarray:
         return self.table.key_of(index)
+
+
+def largest_falls(lifts: np.ndarray, shifts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """(k, b) the least by which a margin changes, for rows of cluster a no longer than lengths (b,).
+
+    The cost of cluster c changed by lifts[c] - 2 x.s_c with |s_c| = shifts[c], so by at least lifts[c] - 2 |x| shifts[c] for a
+    rival and at most lifts[a] + 2 |x| shifts[a] for the own cluster.
+    """
+    rivals = lifts[:, None] - 2.0 * lengths * shifts[:, None]
+    order = np.argsort(rivals, axis=0)[: min(2, len(lifts))]
+    least = np.take_along_axis(rivals, order, 0)
+    own = np.arange(len(lifts))[:, None] == order[0]
+    worst = np.where(own, least[-1] if len(lifts) > 1 else np.inf, least[0])
+    return worst - lifts[:, None] - 2.0 * lengths * shifts[:, None]
+
+
+def largest_magnitude(values: np.ndarray) -> float:
+    """max |value|, 0 for none, without a second array of the size of the first."""
+    return float(max(values.max(initial=0), -values.min(initial=0)))
 
 
 def _product(block, factors):

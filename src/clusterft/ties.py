@@ -12,6 +12,7 @@ import numpy as np
 
 from clusterft.assignment_kernels import balance
 
+BLOCK_ROWS = 4096
 HASH_BITS = 36
 """Second costs are whole numbers below 2^36: sums along a path of 256 clusters stay exact in float64."""
 
@@ -22,11 +23,7 @@ def settle_ties(source, rows, costs, labels, counts, prices, low, high, tie) -> 
     rows (m,) which rows of the source they are; costs (m, k) float64; labels (m,) int64 at minimum cost under prices (k,)
     tie  reduced costs up to this count as zero
     """
-    here = np.arange(rows.size)
-    reduced = costs + prices
-    reduced -= reduced[here, labels][:, None]
-    tight = reduced <= tie
-    tight[here, labels] = True
+    tight = _tight(costs, labels, prices, tie)
     several = np.flatnonzero(tight.sum(1) > 1)
     if not several.size:
         return
@@ -47,6 +44,18 @@ def settle_ties(source, rows, costs, labels, counts, prices, low, high, tie) -> 
     chosen = chosen[np.lexsort((chosen, groups))]
     counts += np.bincount(chosen, minlength=counts.size) - np.bincount(own, minlength=counts.size)
     labels[several] = chosen
+
+
+def _tight(costs, labels, prices, tie) -> np.ndarray:
+    """(m, k) bool: clusters that cost a row no more than its own. A block at a time: m k float64 are a good share of the memory."""
+    tight = np.empty(costs.shape, bool)
+    for start in range(0, len(costs), BLOCK_ROWS):
+        own = labels[start : start + BLOCK_ROWS]
+        reduced = costs[start : start + BLOCK_ROWS] + prices
+        reduced -= reduced[np.arange(own.size), own][:, None]
+        tight[start : start + BLOCK_ROWS] = reduced <= tie
+    tight[np.arange(len(costs)), labels] = True
+    return tight
 
 
 def _reachable(tight, own, counts, prices, low, high, tie) -> np.ndarray:
