@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterft.store import write_atomic
+from clusterft.atomic import write_atomic
 
 SCHEMA = 1
 

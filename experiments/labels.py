@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterft.atomic import write_atomic
 from clusterft.seeding import generator
-from clusterft.store import write_atomic
 from experiments.agreement import SAMPLES, Agreement, agreement, stratified_sample
 
 COLUMNS = ("id", "cluster", "prompt", "response", "category")

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusterft.store import write_atomic
+from clusterft.atomic import write_atomic
 from experiments.claims import ABSENT, CLAIMS, FAILS, HOLDS, OPEN, REMARKS, Finding, findings
 from experiments.reading import read_tables, scales
 from experiments.render import check_texts

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from clusterft.atomic import write_atomic
 from clusterft.records import RunRecord
-from clusterft.store import write_atomic
 
 
 @dataclass(frozen=True)

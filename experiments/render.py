@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clusterft.store import write_atomic
+from clusterft.atomic import write_atomic
 from experiments.cells import difference_text, heading, reported_keys, text_rows, value_text
 from experiments.table import Column, Line, Table, Value
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
+from clusterft.atomic import write_atomic
 from clusterft.records import Metric, RunRecord
-from clusterft.store import RunStore, StoreError, identity, run_id, write_atomic
+from clusterft.store import RunStore, StoreError, identity, run_id
 
 
 def config(**changes):
@@ -132,4 +133,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomic(path, "\ud800")
     assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomic(tmp_path / "folder", b"written beside it, but there it cannot go")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "x.json"]
+
+
+def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_text("")
+    write_atomic(tmp_path / "atomic", b"\x00\xff")
+    assert (tmp_path / "atomic").read_bytes() == b"\x00\xff"
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from clusterft import checkpoint, stages
+from clusterft.atomic import write_atomic
 from clusterft.config import load_frozen
 from clusterft.distributed import Dist, single_process
 from clusterft.feature_context import FeatureContext
@@ -37,7 +38,7 @@ from clusterft.row_io import write_rows
 from clusterft.seeding import generator
 from clusterft.segments import Segment, check_reselection, period, segments, selection_folder
 from clusterft.selection_io import read_selection, write_selection
-from clusterft.store import StoreError, write_atomic
+from clusterft.store import StoreError
 from clusterft.trainer import TrainResult, read_result
 
 COST = "cost.json"

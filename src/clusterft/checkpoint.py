@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterft.atomic import fsync_path
 from clusterft.distributed import Dist
 
 MANIFEST = "manifest.json"
@@ -39,24 +39,6 @@ def file_facts(path: Path) -> dict[str, object]:
     """Bytes and sha256 of a file."""
     with path.open("rb") as stream:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-
-
-def fsync_path(path: Path) -> None:
-    """Forces a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` by `text` in one step; after a crash it holds the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    fsync_path(temporary)
-    temporary.replace(path)
-    fsync_path(path.parent)
 
 
 def fault(folder: Path) -> str | None:

@@ -27,10 +27,11 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft import provenance
+from clusterft.atomic import write_atomic
 from clusterft.export_recipes import write_card, write_recipes
 from clusterft.export_rows import dataset_columns, messages, pool_table, source_lines, unsupervised_answers
 from clusterft.records import Example, Rejection, Selection
-from clusterft.store import StoreError, identity, run_id, write_atomic
+from clusterft.store import StoreError, identity, run_id
 
 HEADER = "header.json"
 HEADER_SCHEMA = 1

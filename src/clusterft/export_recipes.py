@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from clusterft.store import write_atomic
+from clusterft.atomic import write_atomic
 
 ROLE_TAGS = {
     "role_tag": "role",

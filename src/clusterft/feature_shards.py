@@ -21,23 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from clusterft.atomic import write_atomic
+
 MERGE_BYTES = 32 * 1024 * 1024
 """Bytes of rows held at once while merging and verifying: memory does not depend on n."""
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes beside `path`, syncs, renames: a reader sees the old file, no file, or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
@@ -59,7 +46,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
 def _map_flags(path: Path, n: int, dtype: type) -> np.ndarray:
     """A shared, writable memory map of n flags; made of zeros if it is not there."""
     if not path.exists():
-        write_atomically(path, npy_header((n,), np.dtype(dtype)) + bytes(n * np.dtype(dtype).itemsize))
+        write_atomic(path, npy_header((n,), np.dtype(dtype)) + bytes(n * np.dtype(dtype).itemsize))
     flags = np.load(path, mmap_mode="r+")
     if flags.shape != (n,):
         raise ValueError(f"{path} has {flags.shape[0]} entries, this pool has {n} rows; delete the folder {path.parent}")

@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from clusterft.atomic import write_atomic
 from clusterft.feature_context import FeatureContext, encoded_digest
-from clusterft.feature_shards import row_ranges, write_atomically
+from clusterft.feature_shards import row_ranges
 from clusterft.feature_writer import RowWriter, leftovers, read_accounts, total_cost
 from clusterft.interfaces import Feature, FeatureSpec
 from clusterft.locks import FolderLock, try_lock
@@ -162,8 +163,8 @@ class FeatureStore:
     def finish(self, spec: FeatureSpec, context: FeatureContext, writer: RowWriter) -> None:
         """Rank 0, after every rank closed its writer: merges, checks, writes the manifest, drops the shards."""
         folder = writer.folder
-        write_atomically(folder / "identity.json", json.dumps(identity_of(spec, context), indent=1).encode())
-        write_atomically(folder / "ids.txt", "".join(f"{i}\n" for i in sorted(context.pool.ids)).encode())
+        write_atomic(folder / "identity.json", json.dumps(identity_of(spec, context), indent=1).encode())
+        write_atomic(folder / "ids.txt", "".join(f"{i}\n" for i in sorted(context.pool.ids)).encode())
         d, dtype, rows_sha256 = writer.merge()
         writer.save_extra()
         names = [n for n in ("rows.npy", "ids.txt", "extra.npz") if (folder / n).exists()]
@@ -185,7 +186,7 @@ class FeatureStore:
             "cost": asdict(cost),
             "notes": writer.notes,
         }
-        write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+        write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
         writer.discard_shards()
 
     def manifest(self, spec: FeatureSpec, context: FeatureContext) -> dict[str, Any]:

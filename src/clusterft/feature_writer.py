@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clusterft.feature_shards import Shard, merged_blocks, npy_header, shard_numbers, write_atomically
+from clusterft.atomic import write_atomic
+from clusterft.feature_shards import Shard, merged_blocks, npy_header, shard_numbers
 from clusterft.records import Cost
 
 COST_SECONDS = 5.0
@@ -148,7 +149,7 @@ class RowWriter:
         a.cpu_seconds = time.process_time() - self._cpu
         a.peak_memory_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
         name = f"account-{a.attempt}-{a.rank}.json"
-        write_atomically(self.folder / name, json.dumps(asdict(a)).encode())
+        write_atomic(self.folder / name, json.dumps(asdict(a)).encode())
         self._saved = time.perf_counter()
 
     def close(self) -> None:
@@ -200,7 +201,7 @@ class RowWriter:
         if self._extra:
             buffer = io.BytesIO()
             np.savez(buffer, **self._extra)
-            write_atomically(self.folder / "extra.npz", buffer.getvalue())
+            write_atomic(self.folder / "extra.npz", buffer.getvalue())
 
     def discard_shards(self) -> None:
         """Rank 0, once the manifest is down: the shards have served."""

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from clusterft.checkpoint import write_atomically
+from clusterft.atomic import write_atomic
 from clusterft.distributed import Dist
 
 FILE = "metrics.jsonl"
@@ -28,7 +28,7 @@ class MetricsLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
                 kept = [line for line in read_metrics(self._path.parent) if line["step"] <= self._keep]
-                write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+                write_atomic(self._path, "".join(json.dumps(line) + "\n" for line in kept))
             self._stream = self._path.open("a", encoding="utf-8")
         return self
 

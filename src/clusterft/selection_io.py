@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clusterft.atomic import write_atomic
 from clusterft.records import Selection
-from clusterft.store import StoreError, write_atomic
+from clusterft.store import StoreError
 
 SELECTION_SCHEMA = 1
 

@@ -20,6 +20,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft import launch
+from clusterft.atomic import write_atomic
 from clusterft.cluster import ClusterSelector
 from clusterft.config import load_frozen
 from clusterft.data import group_of, load_pool, refuse_rejected
@@ -36,7 +37,6 @@ from clusterft.row_io import read_rows, write_rows
 from clusterft.seeding import generator, seed_hash
 from clusterft.segments import selection_folder
 from clusterft.selection_io import read_selection, write_selection
-from clusterft.store import write_atomic
 from clusterft.tracking import wandb_tracker
 from clusterft.validation import Validation, cut_heldout, subtasks_elsewhere
 

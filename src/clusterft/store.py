@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from clusterft.atomic import write_atomic
 from clusterft.exact import decimal_ratio
 from clusterft.locks import try_lock
 from clusterft.records import RunRecord
@@ -79,25 +78,6 @@ def plain_run_id(plain: Mapping[str, Any]) -> str:
 def _hashed(kept: Mapping[str, Any]) -> str:
     text = json.dumps(kept, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Writes a file that is either the old one or wholly the new one, also after a power cut. Raises OSError on a full disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class RunStore:

@@ -27,6 +27,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 from clusterft import checkpoint
+from clusterft.atomic import write_atomic
 from clusterft.distributed import Dist, Preempted
 from clusterft.engine_names import deviations
 from clusterft.metrics_log import MetricsLog
@@ -239,7 +240,7 @@ class _Run:
                 self.model.save_pretrained(self.out_dir / "model")
                 if tokenizer is not None:
                     tokenizer.save_pretrained(self.out_dir / "model")
-                checkpoint.write_atomically(self.out_dir / "result.json", json.dumps(asdict(result), indent=1))
+                write_atomic(self.out_dir / "result.json", json.dumps(asdict(result), indent=1))
             except OSError as error:
                 problem = f"the trained model could not be written: {error}"
         self.dist.raise_together(problem)

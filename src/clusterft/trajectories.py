@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from clusterft.atomic import write_atomic
 from clusterft.batching import TokenRow, row_of_encoded
 from clusterft.feature_context import FeatureContext
-from clusterft.feature_shards import write_atomically
 from clusterft.feature_writer import RowWriter
 from clusterft.interfaces import FeatureSpec
 from clusterft.models import load_model, load_tokenizer
@@ -118,7 +118,7 @@ def extract_trajectories(context: FeatureContext, spec: FeatureSpec, writer: Row
                 dist=context.dist,
             )
             if context.dist.rank == 0:
-                write_atomically(file, losses.tobytes())
+                write_atomic(file, losses.tobytes())
 
     assert context.work_dir is not None
     train_rows(
