@@ -15,18 +15,21 @@ import hashlib
 from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from clusterft.arithmetic import check_attention
 from clusterft.gguf_convert import converted_folder, sha256_of
 from clusterft.network import hub_or_cache
 from clusterft.tiny import build_tiny_model, build_tiny_tokenizer
+
+if TYPE_CHECKING:  # naming these loads transformers' modelling code, seconds that a tokenizer alone does not need
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SOURCES = ("hub", "local", "gguf", "tiny")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -81,10 +84,14 @@ def load_model(
         model = build_tiny_model(config_from_shape(cfg), **kwargs)
     else:
         place, options = _place(cfg, assets_dir, cache_dir)
-        model = _fetch(cfg, AutoModelForCausalLM.from_pretrained, place, **options, **kwargs, use_safetensors=_safetensors(cfg))
+        model = _fetch(
+            cfg, transformers.AutoModelForCausalLM.from_pretrained, place, **options, **kwargs, use_safetensors=_safetensors(cfg)
+        )
     _check_shape(cfg, model.config)
     if model.config._attn_implementation != cfg.attention:
-        raise ModelError(f"model.attention={cfg.attention} was asked for, the model came with {model.config._attn_implementation}")
+        raise ModelError(
+            f"model.attention={cfg.attention} was asked for, the model came with {model.config._attn_implementation}"
+        )
     return model.to(device).eval()
 
 
@@ -188,7 +195,14 @@ def _first_line(error: Exception) -> str:
 def _from_folder(cfg: Any, folder: Path, kwargs: dict[str, Any]) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no trained model there (config.json is missing)")
-    return _fetch(cfg, AutoModelForCausalLM.from_pretrained, str(folder), use_safetensors=True, trust_remote_code=False, **kwargs)
+    return _fetch(
+        cfg,
+        transformers.AutoModelForCausalLM.from_pretrained,
+        str(folder),
+        use_safetensors=True,
+        trust_remote_code=False,
+        **kwargs,
+    )
 
 
 def config_from_shape(cfg: Any) -> PretrainedConfig:
@@ -234,7 +248,7 @@ def _same(asked: Any, found: Any) -> bool:
 def parameter_count(cfg: Any) -> int:
     """Number of parameters of the real shape, tied ones counted once; computed without memory for weights."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_from_shape(cfg))
+        model = transformers.AutoModelForCausalLM.from_config(config_from_shape(cfg))
     model.tie_weights()
     return sum(p.numel() for p in model.parameters())
 

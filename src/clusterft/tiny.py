@@ -6,9 +6,14 @@ seconds. It has learnt nothing, and no number made with it means anything.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<pad>")
 VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
@@ -28,7 +33,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     bos, eos, pad = SPECIAL_TOKENS
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad)
     fast.chat_template = _CHAT_TEMPLATE
     return fast
 
@@ -37,6 +42,6 @@ def build_tiny_model(config: PretrainedConfig, *, dtype: torch.dtype, attn_imple
     """A randomly initialised model; the global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_INIT_SEED)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     model.config.architectures = [type(model).__name__]
     return model.to(dtype).eval()
