@@ -167,6 +167,41 @@ def test_torchrun_runs_the_same_entry_and_reports_failures(tmp_path, monkeypatch
         launch.run("test_launch:fail_on", {"rank": 1, "how": "raise"}, processes=2, threads=1, launcher="torchrun")
 
 
+def finish_the_step(*, dist: Dist, out: str) -> None:
+    """A rank that answers a signal with what it had begun, and counts how often it was told."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    Path(out, f"up-{dist.rank}").touch()
+    while not told:
+        time.sleep(0.05)
+    time.sleep(2)
+    Path(out, f"left-{dist.rank}").write_text(str(len(told)))
+    raise Preempted("stopped after the step")
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_signal_to_the_group_reaches_each_rank_once_and_torchrun_not_at_all(tmp_path):
+    body = f"""
+        from clusterft import launch
+        try:
+            launch.run("test_launch:finish_the_step", {{"out": {str(tmp_path)!r}}}, processes=2, threads=1, launcher="torchrun")
+        except launch.Preempted as stop:
+            print(stop)
+            sys.exit(launch.EXIT_PREEMPTED)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(script(tmp_path, body))]
+    parent = subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not all((tmp_path / f"up-{r}").exists() for r in range(2)):
+        assert time.monotonic() < deadline and parent.poll() is None
+        time.sleep(0.1)
+    os.killpg(parent.pid, signal.SIGTERM)
+    said, _ = parent.communicate(timeout=60)
+    assert (parent.returncode, said) == (75, "stopped after the step\n")
+    assert [(tmp_path / f"left-{r}").read_text() for r in range(2)] == ["1", "1"]
+
+
 # -- the environment ------------------------------------------------------------------------------------------------------
 
 

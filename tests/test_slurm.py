@@ -38,6 +38,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     tree = folder / "tree"
     tree.mkdir()
+    (folder / "logs").mkdir()
     for name in ("run.py", "src", "conf", "baselines", "eval", "experiments", "slurm", ".gitignore"):
         source = ROOT / name
         if source.is_dir():
@@ -209,9 +210,15 @@ def test_two_nodes_with_two_ranks_each_give_what_one_process_gives(site, referen
     assert len(list((site.folder / "cache-nodes/features").glob("gradient_proxy-*/account-0-*.json"))) == 4
 
 
-def ranks_in_training(site, runs):
+def ranks_in_training(site, job, runs):
     """The processes of a job's ranks, once the first step is done, stopped: they are in the middle of training now."""
-    wait_for("training", lambda: any(p.stat().st_size for p in runs.glob("*/train/metrics.jsonl")))
+
+    def has_begun():
+        begun = any(p.stat().st_size for p in runs.glob("*/train/metrics.jsonl"))
+        assert begun or states(site, job)["3"][0] in ("PENDING", "CONFIGURING", "RUNNING"), logs(site)
+        return begun
+
+    wait_for("training", has_begun)
     found = [p for p in psutil.process_iter(["cmdline"]) if is_rank(p, str(runs))]
     for rank in found:
         rank.suspend()
@@ -243,7 +250,7 @@ def submit_cell(site, script, name, runs, *more):
 def test_a_preempted_task_is_requeued_and_ends_as_if_nothing_had_been(site, reference, script):
     runs = site.folder / f"preempted-{script}"
     job = submit_cell(site, script, f"preempted-{script}", runs, *(["--nodes=2"] if script == "multinode.sbatch" else []))
-    held = ranks_in_training(site, runs)
+    held = ranks_in_training(site, job, runs)
     urgent = site.call(
         "sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"
     )
@@ -262,7 +269,7 @@ def test_a_warning_before_the_time_limit_ends_in_a_requeue_too(site, reference):
     """SLURM sends --signal=B:USR1 to the batch script alone, which is what scancel --batch does here."""
     runs = site.folder / "warned"
     job = submit_cell(site, "multinode.sbatch", "warned", runs, "--nodes=2")
-    held = ranks_in_training(site, runs)
+    held = ranks_in_training(site, job, runs)
     site.call("scancel", "--batch", "--signal=USR1", f"{job}_3")
     wait_for("the agents' notes", lambda: len(list(runs.glob("*/.launch-*/reports/signal-*.json"))) == 2)
     for rank in held:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterft.distributed import EXIT_PREEMPTED, Preempted
-from clusterft.nodes import LAUNCHERS, run_on_nodes
+from clusterft.nodes import LAUNCHERS, attend, run_on_nodes, start_torchrun
 from clusterft.ranks import Report, WorkerError, forwarded_signals, judge, resolve
 from clusterft.spawn import run_spawned
 
@@ -72,18 +71,19 @@ def run(
 
 
 def _run_torchrun(entry: str, kwargs: Mapping[str, Any], processes: int, threads: int, device: str) -> None:
-    """One node through torch.distributed.run; it picks a free port and ends all ranks when one fails."""
+    """One node through torch.distributed.run; it picks a free port and ends all ranks when one fails.
+
+    Signals go to the ranks, past torchrun, which would leave them 30 seconds for a step and a checkpoint.
+    """
     with tempfile.TemporaryDirectory(prefix="clusterft-torchrun-") as folder:
         arguments = Path(folder) / "kwargs.json"
         arguments.write_text(json.dumps(dict(kwargs)), encoding="utf-8")
         reports = Path(folder) / "reports"
         reports.mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command += ["-m", "clusterft.launch", entry, str(arguments), "--device", device, "--reports", str(reports)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        child = subprocess.Popen(command, env=environment)
-        with forwarded_signals([child.pid]) as received:
-            code = child.wait()
+        command = ["--standalone", f"--nproc-per-node={processes}", "-m", "clusterft.launch", entry, str(arguments)]
+        child = start_torchrun([*command, "--device", device, "--reports", str(reports)], threads)
+        with forwarded_signals([]) as received:
+            code = attend(child, received)
         if code == 0:
             judge([], received)
             return

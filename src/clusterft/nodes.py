@@ -20,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     noted: list[int] = []
     for number in WATCHED:
         signal.signal(number, lambda got, _frame: noted.append(got))
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={options.nodes}", f"--node-rank={node}"]
-    command += [f"--nproc-per-node={options.local_ranks}", f"--master-addr={options.address}", f"--master-port={options.port}"]
-    command += ["-m", "clusterft.launch", options.entry, str(options.folder / "kwargs.json"), "--device", options.device]
-    command += ["--reports", str(options.folder / "reports")]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    code = _attend(subprocess.Popen(command, env=environment), noted, options.folder / "reports" / f"signal-{node}.json")
+    reports = options.folder / "reports"
+    command = [f"--nnodes={options.nodes}", f"--node-rank={node}", f"--nproc-per-node={options.local_ranks}"]
+    command += [f"--master-addr={options.address}", f"--master-port={options.port}", "-m", "clusterft.launch", options.entry]
+    command += [str(options.folder / "kwargs.json"), "--device", options.device, "--reports", str(reports)]
+    code = attend(start_torchrun(command, options.threads), noted, reports / f"signal-{node}.json")
     return EXIT_PREEMPTED if noted and code != 0 else 1 if code < 0 else code
 
 
@@ -207,8 +206,17 @@ def agent_problem(options: argparse.Namespace, env: Mapping[str, str]) -> str | 
     return None
 
 
-def _attend(torchrun: subprocess.Popen, noted: list[int], note: Path) -> int:
-    """Waits for torchrun; every rank hears of the first signal once, also a rank that starts after it came."""
+def start_torchrun(arguments: Sequence[str], threads: int) -> subprocess.Popen:
+    """torchrun in a session of its own: SLURM, `timeout` and a terminal signal whole process groups, and `attend` tells the ranks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, start_new_session=True)
+
+
+def attend(torchrun: subprocess.Popen, noted: Collection[int], note: Path | None = None) -> int:
+    """Waits for torchrun and returns its exit code. Every rank hears of a noted signal once, also one that starts after it came.
+
+    noted: signals, filled by a handler; the first is passed on. note: a file to write when it has come.
+    """
     told: set[int] = set()
     while True:
         try:
@@ -216,12 +224,14 @@ def _attend(torchrun: subprocess.Popen, noted: list[int], note: Path) -> int:
         except subprocess.TimeoutExpired:
             if not noted:
                 continue
-        if not told:
-            note.write_text(json.dumps({"number": noted[0], "time": time.time()}), encoding="utf-8")
+        number = next(iter(noted))
+        if note is not None and not note.exists():
+            note.write_text(json.dumps({"number": number, "time": time.time()}), encoding="utf-8")
         for rank in _ranks_of(torchrun):
             if rank.pid not in told:
                 told.add(rank.pid)
-                rank.send_signal(noted[0])
+                with suppress(psutil.NoSuchProcess):
+                    rank.send_signal(number)
 
 
 def _ranks_of(torchrun: subprocess.Popen) -> list[psutil.Process]:
