@@ -100,9 +100,10 @@ def released(model: Any, rows: Sequence[TokenRow], moments: tuple, projection: S
 
 
 def dense_projection(gradients: torch.Tensor, projection: SignProjection, seconds: dict[str, float]) -> torch.Tensor:
+    """In blocks small enough that their memory is used again: fresh pages would cost more than the signs."""
     out = torch.zeros(len(gradients), projection.dim)
-    for start in range(0, projection.n_features, 4096):
-        stop = min(start + 4096, projection.n_features)
+    for start in range(0, projection.n_features, 512):
+        stop = min(start + 512, projection.n_features)
         signs, took = timed(lambda a=start, b=stop: projection.signs(a, b))
         seconds["signs"] += took
         product, took = timed(lambda a=start, b=stop, s=signs: gradients[:, a:b] @ s)
