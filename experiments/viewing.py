@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class ClusterView:
 
 
 def read_selection(folder: Path) -> list[Row]:
-    """The rows there were to choose from: id, line, cluster, distance, weight, kept, and the prompt where the source file lies in `folder`.
+    """The rows there were to choose from: id, line, cluster, distance, weight, kept, and the prompt where the source can be read.
 
     Raises FileNotFoundError for a folder without a selection, ValueError for one whose method has no clusters.
     """
@@ -39,12 +40,18 @@ def read_selection(folder: Path) -> list[Row]:
 
 
 def _prompt(folder: Path, row: Row) -> str:
-    """The instruction of a row, "" where its file is not beside the selection."""
-    source = folder / Path(str(row["file"])).name
-    if not source.is_file():
+    """The instruction of a row, "" where its source file is neither where it was nor in `folder`, or is not one JSON object a line."""
+    places = [Path(str(row["file"])), folder / Path(str(row["file"])).name]
+    source = next((place for place in places if place.suffix == ".jsonl" and place.is_file()), None)
+    if source is None:
         return ""
-    content = json.loads(source.read_text(encoding="utf-8").splitlines()[row["line"] - 1])
+    content = json.loads(_lines(source)[row["line"] - 1])
     return str(content.get("instruction") or content.get("prompt") or content.get("problem") or "")
+
+
+@lru_cache(maxsize=8)
+def _lines(source: Path) -> list[str]:
+    return source.read_text(encoding="utf-8").split("\n")
 
 
 def clusters(rows: Sequence[Row]) -> list[ClusterView]:
