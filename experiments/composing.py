@@ -32,6 +32,7 @@ class Composer:
         self._groups: dict[str, bool] = {}
         self._composed: dict[tuple[str, ...], DictConfig] = {}
         self._working: dict[tuple[Any, ...], DictConfig] = {}
+        self._resolved: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
         """A configuration of its own for the caller. Raises what Hydra raises for an override that does not fit."""
@@ -41,11 +42,19 @@ class Composer:
         return cfg
 
     def resolved(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The same as plain containers, interpolations resolved. Quicker: cells that set the same keys share one configuration."""
+        """The same as plain containers, interpolations resolved; not to be changed, equal cells share them.
+
+        Quicker: cells that set the same keys share one configuration, into which each puts its values.
+        """
         structure, values = self.split(overrides)
+        if (structure, values) not in self._resolved:
+            self._resolved[structure, values] = self._resolve(structure, values)
+        return self._resolved[structure, values]
+
+    def _resolve(self, structure: tuple[str, ...], values: tuple[str, ...]) -> dict[str, Any]:
         parsed = [self._parse(text) for text in values]
         if any(isinstance(one.value(), dict) for one in parsed):  # a mapping is merged, so that it would stay for the next cell
-            plain = OmegaConf.to_container(self(overrides), resolve=True)
+            plain = OmegaConf.to_container(self([*structure, *values]), resolve=True)
         else:
             place = (structure, tuple(sorted({one.key_or_group for one in parsed})))
             if place not in self._working:
