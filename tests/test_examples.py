@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +44,16 @@ def test_the_examples_train_and_agree_in_pairs(pair, folder, tmp_path, capsys, m
 
 def test_no_example_is_forgotten():
     assert {p.name for p in EXAMPLES.glob("*.py")} == {"plain_torch.py", "with_accelerate.py", "hf_trainer.py", "trl_sft.py"}
+
+
+def test_the_library_works_without_hydra():
+    """What a loop of one's own imports needs neither Hydra nor its configurations."""
+    code = (
+        "import sys\nfor name in ('hydra', 'omegaconf'): sys.modules[name] = None\n"
+        "from clusterft import CapacityKMeans, ClusterBatchSampler, weighted_loss\n"
+        "import clusterft.integrations\n"
+        "sampler = ClusterBatchSampler([0, 0, 1, 1], global_batch=2, seed=0)\n"
+        "assert sorted(i for batch in sampler for i in batch) == [0, 1, 2, 3]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
