@@ -213,6 +213,17 @@ def json_text(table: Table) -> str:
 _TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$", "≈": r"$\approx$", "–": "--", "α": r"$\alpha$"}
 _TEX |= {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _TEX |= {">": r"$>$", "<": r"$<$", "π": r"$\pi$", "σ": r"$\sigma$", "Σ": r"$\Sigma$", "²": r"$^2$", "−": r"$-$", "×": r"$\times$"}
+_TEX |= {
+    "κ": r"$\kappa$",
+    "λ": r"$\lambda$",
+    "∈": r"$\in$",
+    "≤": r"$\le$",
+    "≥": r"$\ge$",
+    "é": r"\'e",
+    "’": "'",
+    "·": r"$\cdot$",
+    "…": r"\dots{}",
+}
 
 
 def tex_escape(text: str) -> str:

@@ -21,7 +21,7 @@ from experiments.figures import figure_files
 from experiments.notation import SYMBOLS, meaning_of, notation_rows
 from experiments.plan import plan
 from experiments.recordstore import load_records
-from experiments.render import outputs
+from experiments.render import latex, outputs
 from experiments.spec import ExperimentConfig, load_spec
 from experiments.theory import measure
 
@@ -171,6 +171,7 @@ def test_table17_reports_agreement_interval_and_kappa(tmp_path: Path) -> None:
     assert total["interval"].text == "[35.9, 91.8]"
     assert "categories were given by module family" in table.notes
     assert "82" in outputs(table)["table17.md"]
+    assert latex(table).isascii() and r"Cohen's $\kappa$" in latex(table)
 
 
 def test_table11_shows_pools_and_benchmarks(tmp_path: Path) -> None:
@@ -228,6 +229,7 @@ def test_variance_puts_made_up_and_true_gradients_side_by_side(tmp_path: Path) -
     assert any("unequal clusters" in note and "raises" in note for note in table.notes)
     files = figure_files(table, "variance")
     assert set(files) == {"variance.svg", "variance.png"} and b"neyman" in files["variance.svg"]
+    assert figure_files(table, "variance") == files  # to the byte
 
 
 def test_figure4_has_a_panel_an_axis(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ def test_a_committed_table_read_back_renders_to_the_committed_texts(path: Path) 
         assert made[f"{path.stem}.{kind}"] == path.with_suffix(f".{kind}").read_text(encoding="utf-8")
 
 
+def test_committed_latex_needs_no_unicode_engine() -> None:
+    assert [path.name for path in (ROOT / "results").glob("*/*.tex") if not path.read_text(encoding="utf-8").isascii()] == []
+
+
 def test_committed_pages_are_what_the_committed_results_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().out
 
