@@ -49,6 +49,7 @@ PAGE = (
     ("Selection end to end", "bench_selection", "selection", lambda module, data: module.markdown(data)),
     ("How well signals follow true gradients", "bench_fidelity", "fidelity", lambda module, data: module.markdown(data)),
     ("LESS gradients and projection", "bench_less", "less", lambda module, data: module.markdown(data)),
+    ("HumanEval, base model, all 164 problems", "humaneval_base", "humaneval_base", lambda module, data: module.markdown(data)),
     ("Medical questions, base model", "medical_questions", "medical", lambda module, data: module.markdown(data)),
 )
 

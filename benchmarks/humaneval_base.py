@@ -4,7 +4,7 @@
 
 MODEL_FOLDER is what `clusterft.models` converts the GGUF file to, or any folder that transformers reads. The base model solves a
 handful; the number depends on the prompt, so template, stop and precision are in the metric's note. `--quick` takes the 16
-problems of the laptop scale. Prints metrics, solved problems and seconds as JSON.
+problems of the laptop scale. Prints metrics, solved problems and seconds as JSON; with all problems also to results/humaneval_base.json.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from clusterft.interfaces import EvalContext
 from eval.humaneval import HumanEval
 
+RESULTS = Path(__file__).resolve().parent / "results" / "humaneval_base.json"
 LAPTOP = {"rule": "shortest_reference", "n": 16}
 
 
@@ -65,7 +66,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        print(json.dumps(measure(given.model, given.out or Path(folder), given), indent=2))
+        report = measure(given.model, given.out or Path(folder), given)
+    print(json.dumps(report, indent=1))
+    if not given.quick:
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def markdown(report: dict) -> str:
+    """One paragraph: the score, which problems, how it was asked."""
+    lines = [
+        f"{m['task']} {m['name']}: {100 * m['value']:.1f} % ± {100 * m['stderr']:.1f} of {m['n']} problems ({m['note']})."
+        for m in report["metrics"]
+    ]
+    lines.append(
+        f"Solved: {', '.join(report['solved'])}. {report['new_tokens']:,} new tokens, {report['cpu_seconds']:.0f} CPU s, "
+        f"{report['wall_seconds']:.0f} s of wall time."
+    )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
