@@ -6,8 +6,9 @@ The true gradients are a feature like any other: cached, resumable, and shared b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ SKETCH = {"dim": 2048, "sketch_seed": 0}
 class Analysed:
     """A finished run, ready for its diagnostics. n rows of the pool, m selected, k clusters, w workers.
 
-    gradients  (n, d) float32 true gradients of the base model, sketched; `gradient` says so in words
+    gradients  (n, d) float32 true gradients of the base model, sketched; `gradient` says so in words. Computed or loaded when first
+               asked for: statistics of a pool need none, and at the paper's scale they are the most expensive part
     clusters   (n,) int32 cluster of each row in the run's own clustering, -1 for rows without one
     kept       (m,) positions of the selected rows in the pool, in the selection's order
     steps      steps[s][w]: pool positions of worker w in step s of the first epoch
@@ -41,13 +43,17 @@ class Analysed:
 
     pool: Pool
     encoded: Sequence[Encoded]
-    gradients: np.ndarray
+    load_gradients: Callable[[], np.ndarray]
     gradient: str
     clusters: np.ndarray
     kept: np.ndarray
     steps: Sequence[Sequence[Sequence[int]]]
     group_field: str | None
     seed: int
+
+    @cached_property
+    def gradients(self) -> np.ndarray:
+        return self.load_gradients()
 
 
 def true_gradient_spec() -> FeatureSpec:
@@ -66,16 +72,17 @@ def extract_true_gradients(context: FeatureContext, spec: FeatureSpec, writer: R
 
 
 def analyse(cfg: DictConfig, run_dir: Path, ready: stages.Prepared | None = None) -> Analysed:
-    """Reads the run's selection, computes or loads what is missing; `ready` saves loading the pool again.
+    """Reads the run's selection, computes or loads proxies and clusters; `ready` saves loading the pool again.
 
     Raises StoreError if the run has no selection yet, ValueError if it was made from another pool.
     """
     selection = read_selection(run_dir / "selection")
-    ready = ready or stages.prepare(cfg)
+    ready = ready or stages.prepare_for_cell(cfg)
     selection.check_against(ready.pool)
     context = stages.feature_context(cfg, ready, single_process(cfg.runtime.device))
     proxy = stages.cluster_selector(cfg).feature_specs()
-    have = compute([*proxy, true_gradient_spec()], context, stages.feature_store(cfg))
+    store = stages.feature_store(cfg)
+    have = compute(proxy, context, store)
     place = {one: i for i, one in enumerate(ready.pool.ids)}
     kept = np.array([place[one] for one in selection.ids])
     sampler = make_sampler(
@@ -90,7 +97,7 @@ def analyse(cfg: DictConfig, run_dir: Path, ready: stages.Prepared | None = None
     return Analysed(
         pool=ready.pool,
         encoded=ready.encoded,
-        gradients=np.asarray(have["true_gradient"].rows),
+        load_gradients=lambda: np.asarray(compute([true_gradient_spec()], context, store)["true_gradient"].rows),
         gradient=f"of the mean response loss by all parameters of {cfg.model.name}, before training, sketched to {SKETCH['dim']}",
         clusters=pool_clusters(cfg, ready.pool, np.asarray(have[proxy[0].name].rows)),
         kept=kept,
