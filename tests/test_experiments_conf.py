@@ -147,7 +147,8 @@ def test_every_experiment_is_planned_by_the_real_driver(scale: str | None, tmp_p
     jobs = wanted_of(every, planned, None)
     assert len({its.run_id for _, its in jobs}) == len(jobs) == combine(planned).unique_runs
     for one, its in zip(every, planned, strict=True):
-        assert one.spec == spec_at(one.spec.id, scale)
+        if scale == "laptop":  # one scale is enough for that, and composing every file takes seconds
+            assert one.spec == spec_at(one.spec.id, scale)
         assert {c.state for c in its.cells} <= {"missing", "not built yet"}
         if one.spec.kind != "generated":
             config = one.resolve.config(its.of("missing")[0].cell.overrides)
