@@ -111,7 +111,7 @@ def test_entries_of_other_trainers_name_files_that_load(chosen):
     assert rows.num_rows == 15 and rows.column_names == [entry["columns"]["messages"]]
     assert {m["role"] for r in rows for m in r["messages"]} == {entry["tags"]["user_tag"], entry["tags"]["assistant_tag"]}
     ours = yaml.safe_load((chosen.folder / "axolotl.yaml").read_text())["datasets"][0]
-    assert [(chosen.folder / f).resolve() for f in ours["data_files"]] == [file.resolve()]
+    assert ours["ds_type"] == "json" and (chosen.folder / ours["path"]).resolve() == file.resolve()
     assert ours["field_messages"] == "messages" and ours["roles_to_train"] == ["assistant"]
 
 

@@ -123,8 +123,8 @@ def axolotl_entry(cfg: DictConfig) -> dict[str, Any]:
         "base_model": "SET_ME" if cfg.model.source in ("tiny", "gguf") else cfg.model.path,
         "datasets": [
             {
-                "path": "json",
-                "data_files": ["messages.jsonl"],
+                "path": "messages.jsonl",  # with `data_files` axolotl would look for a hub data set
+                "ds_type": "json",
                 "split": "train",
                 "type": "chat_template",
                 "field_messages": "messages",
