@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_clustering import Case, PeakMemory, make_rows
+from clustering_cases import Case, PeakMemory, make_rows
 from proxy_inputs import machine
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -106,7 +106,7 @@ def run(rows: int, limit_gib: float) -> dict[str, Any]:
     """The whole chain; facts of each phase."""
     from clusterft.selection_io import read_selection, write_selection
 
-    phases, steps = Phases(), min(STEPS, rows // (4 * GLOBAL_BATCH))
+    phases, steps = Phases(), min(STEPS, rows // (3 * GLOBAL_BATCH))
     budget = steps * GLOBAL_BATCH
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

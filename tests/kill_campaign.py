@@ -94,7 +94,7 @@ def random_blow(draw: random.Random, seconds: float) -> Blow:
     number = draw.choice(["SIGKILL", "SIGKILL", "SIGKILL", draw.choice(["SIGTERM", "SIGUSR1"])])
     to = "group" if number == "SIGKILL" else draw.choice(["group", "leader"])
     if draw.random() < 0.4:
-        return Blow(None, delay=draw.uniform(0.2, 1.0) * seconds, signal=number, to=to)
+        return Blow(None, delay=draw.uniform(0.1, 0.8) * seconds, signal=number, to=to)
     moment = draw.choice(list(MOMENTS))
     nth = draw.randint(1, 12) if moment.startswith("checkpoint") else draw.randint(1, 3)
     return Blow(moment, nth, draw.choice([0.0, draw.uniform(0.0, 0.15) * seconds]), number, to)

@@ -29,9 +29,9 @@ ASSETS = Path(os.environ.get("CLUSTERFT_ASSETS", ROOT / "assets"))
 CELL = (
     "+scale=smoke",
     "selector=cluster",
-    "data.max_rows=48",
-    "data.max_row_tokens=400",
+    "data.max_rows=40",
     "trainer.epochs=2",
+    "trainer.per_device_batch=1",
     "trainer.checkpoint_every_steps=1",
     "trainer.keep_last=2",
     "runtime.keep_model=true",
@@ -46,14 +46,14 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "feature merge": ("open", r"\.rows\.npy\.tmp"),
     "feature manifest": ("os.rename", r"gradient_proxy.*/manifest\.json"),
     "clustering": ("open", r"gradient_proxy.*/rows\.npy"),
-    "selection writing": ("open", r"/selection/"),
+    "selection writing": ("open", r"/runs/\w+/selection/"),
     "training": ("open", r"train/metrics\.jsonl"),
     "checkpoint writing": ("open", r"\.checkpoint-\d+\.tmp/"),
     "checkpoint renaming": ("os.rename", r"\.checkpoint-\d+\.tmp"),
     "checkpoint pruning": ("shutil.rmtree", r"/checkpoint-\d+"),
     "model writing": ("open", r"train/model/"),
     "training result": ("os.rename", r"result\.json"),
-    "evaluation": ("open", r"/eval/"),
+    "evaluation": ("open", r"/runs/\w+/eval/"),
     "record writing": ("os.rename", r"record\.json"),
     "after the record": ("shutil.rmtree", r"/checkpoint-\d+"),
 }
@@ -154,7 +154,7 @@ class Chain:
             (os.killpg if blow.to == "group" else os.kill)(run.pid, signal.Signals[blow.signal])
         return family
 
-    def _nobody_left(self, family: set[psutil.Process], patience: float = 15.0) -> None:
+    def _nobody_left(self, family: set[psutil.Process], patience: float = 120.0) -> None:
         _, alive = psutil.wait_procs([p for p in family if _lives(p)], timeout=patience)
         alive = [p for p in alive if _lives(p)]
         if alive:

@@ -47,9 +47,7 @@ def assert_same_end(a, b):
 def test_uneven_rows_on_real_ranks_end_as_in_one_process(tmp_path, rows, clusters, trainer, processes):
     options = {"n": rows, "k": clusters, "trainer": trainer | {"epochs": 1, "warmup_steps": 0}}
     run_training(dist=single_process(), out=str(tmp_path / "one"), **options)
-    started = time.monotonic()
     launch.run(KIT, options | {"out": str(tmp_path / "many")}, processes=processes, threads=1)
-    assert time.monotonic() - started < 120
     assert_same_end(tmp_path / "one", tmp_path / "many")
 
 
