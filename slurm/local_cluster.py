@@ -8,9 +8,11 @@ end, by their pids, with the command. Partition `low` is the default; a job in `
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +35,7 @@ SlurmctldPort={ctld_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=3
+AuthInfo=socket={folder}/munge.sock
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -83,6 +85,11 @@ def free_ports(n: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+def _end_with_parent() -> None:
+    """The kernel ends a daemon when the process that started it is gone, also one that was killed and could not clean up."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 class LocalCluster:
@@ -136,7 +143,14 @@ class LocalCluster:
     def _daemon(self, *command: str) -> None:
         log = (self.folder / f"{command[0]}.out").open("ab")
         self._daemons.append(
-            subprocess.Popen(command, env={**os.environ, **self.env}, stdout=log, stderr=log, start_new_session=True)
+            subprocess.Popen(
+                command,
+                env={**os.environ, **self.env},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
         )
 
     def _await(self, what: str, ready: object, seconds: float = 60.0) -> None:
