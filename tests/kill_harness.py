@@ -63,7 +63,7 @@ PATIENCE = 3600.0
 """Seconds that one start may take before it counts as stuck: machines may be very busy."""
 
 VOLATILE = {"seconds", "wall_seconds", "cpu_seconds", "peak_memory_gib", "phases", "resumed_from", "rejected_checkpoints", "cost"}
-VOLATILE |= {"carrier", "processes", "feature_processes"}
+VOLATILE |= {"carrier", "processes", "feature_processes", "commit", "dirty"}  # a tree may be committed to between two starts
 IGNORED = re.compile(r"(^|/)(\.?lock(\.holder)?|account-\d+-\d+\.json|generated-\d+\.jsonl)$")
 """Files that tell how a run was made, not what it found. The journal of generated texts may repeat one that was torn; what is
 scored, samples.jsonl and per_problem.jsonl, may not."""
