@@ -222,9 +222,7 @@ def pass_at_1(task: str, passed: Sequence[bool], problems: ProblemSet, note: str
     return Metric(task, "pass@1", value, n, math.sqrt(value * (1 - value) / n), "fraction", problems.hash, note)
 
 
-def write_verdicts(
-    path: Path, task: str, verdicts: Sequence[Verdict], texts: Mapping[str, Generated], has_plus: bool
-) -> None:
+def write_verdicts(path: Path, task: str, verdicts: Sequence[Verdict], texts: Mapping[str, Generated], has_plus: bool) -> None:
     rows = []
     for v in verdicts:
         row: dict[str, Any] = {"task": task, "id": v.task_id, "value": int(v.passed_base)}

@@ -60,7 +60,6 @@ def read_rows(folder: Path) -> list[Encoded]:
         ids, truncated = batch.column("id").to_pylist(), batch.column("truncated").to_pylist()
         tokens, labels = batch.column("input_ids"), batch.column("labels")
         rows += [
-            Encoded(ids[i], tokens[i].values.to_numpy(), labels[i].values.to_numpy(), truncated[i])
-            for i in range(batch.num_rows)
+            Encoded(ids[i], tokens[i].values.to_numpy(), labels[i].values.to_numpy(), truncated[i]) for i in range(batch.num_rows)
         ]
     return rows
