@@ -43,10 +43,13 @@ def verdict(interval: tuple[float, float] | None, margin: float) -> str:
     """What an interval of (ours - reference, higher is better) allows to say at a margin of non-inferiority.
 
     "better": all of it above zero; "no worse": all of it above -margin; "worse": all of it below -margin; else "cannot tell".
+    An interval without width says nothing: a score of a few problems moves in steps, and seeds that happen to agree are no certainty.
     """
     if interval is None:
         return "too few seeds"
     low, high = interval
+    if low == high:
+        return "cannot tell"
     if low > 0:
         return "better"
     if low > -margin:

@@ -207,6 +207,7 @@ def test_statistics_by_hand() -> None:
         ((-1.68, -1.05), "worse"),
         ((-0.27, 0.18), "no worse"),
         ((0.1, 0.5), "better"),
+        ((0.0, 0.0), "cannot tell"),  # 4 of 16 problems in every seed: no spread is no certainty
         (None, "too few seeds"),
     ],
 )
