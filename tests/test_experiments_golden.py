@@ -61,7 +61,7 @@ def test_values_computed_by_hand() -> None:
     # paired by seed: 0, 2.5, -2.5
     assert score.difference is not None
     assert (score.difference.mean, score.difference.n, score.difference.verdict) == (pytest.approx(0.0), 3, "cannot tell")
-    # held-out loss: 1.25 - 1.20 = 0.05 for each seed; higher loss is worse, whatever the sign
+    # held-out loss: 1.25 - 1.20 = 0.05 for each seed; no spread is no certainty
     loss = made.line("CluSTER r=1.00").values["heldout/loss_macro"].difference
     assert loss is not None and loss.mean == pytest.approx(0.05) and loss.verdict == "cannot tell"
 
