@@ -15,6 +15,7 @@ This is the only file that may import every layer.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +25,12 @@ if sys.version_info < (3, 11):  # noqa: UP036  (the sentence is for an older int
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from clusterft.app import prepare_libraries, register_schema, run_cell, said_plainly
 from clusterft.memory_plan import memory_lines
-from clusterft.overrides import UserError, check_command_line, spelled_out
+from clusterft.overrides import UserError, check_command_line, one_sentence, spelled_out
 from clusterft.records import RunRecord
 from clusterft.site_env import prepare_sweep
 
@@ -83,4 +85,8 @@ if __name__ == "__main__":
         prepare_sweep(sys.argv[1:], Path(__file__).resolve().parent)
     except UserError as problem:
         sys.exit(f"error: {problem}")
-    main()
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises instead of printing its own page about a misspelt key
+    try:
+        main()
+    except HydraException as problem:
+        sys.exit(f"error: {one_sentence(problem)}")

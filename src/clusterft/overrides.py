@@ -75,3 +75,15 @@ def _spellings(key: str, value: str) -> str:
     return (
         f"a sweep is -m {key}={value}; a list is {key}=[{value}]; one text with a comma is {key}={escaped} (quoted for the shell)"
     )
+
+
+def one_sentence(problem: Exception) -> str:
+    """Hydra's page about an unknown key or option as one sentence: what was not found, and the names that there are."""
+    lines = [line.strip() for line in str(problem).split("Config search path")[0].splitlines() if line.strip()]
+    options = [i for i, line in enumerate(lines) if line.startswith("Available options")]
+    if options:
+        head = " ".join(lines[: options[0]]).rstrip(".")
+        return f"{head}; known are {', '.join(lines[options[0] + 1 :])}"
+    if lines and lines[0].startswith("Could not override"):
+        return f"{lines[0].rstrip('.')}: there is no such key; check the spelling, --cfg job prints every key"
+    return " ".join(lines)
