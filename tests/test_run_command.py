@@ -66,3 +66,18 @@ def test_a_misspelt_key_in_an_experiment_file_is_named(tmp_path):
     finally:
         path.unlink()
     assert done.returncode != 0 and "epocs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["+scale=smoke", "selector.ratoi=0.5"], "Could not override 'selector.ratoi': there is no such key"),
+        (["+scale=smoke", "selector=randm"], "known are cluster, full, ifd, less, random, s2l"),
+        (["+experiment=table99"], "Could not find 'experiment/table99'; known are all,"),
+    ],
+)
+def test_hydras_own_refusals_are_one_sentence(tmp_path, arguments, words):
+    done = run(*arguments, folder=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ") and words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr

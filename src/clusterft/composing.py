@@ -135,6 +135,17 @@ def command_of(request: Request, out: Path) -> str:
     return shlex.join([*words, "--out", str(out)])
 
 
+def _check_share(name: str, value: str) -> None:
+    try:
+        decimal_ratio(value)
+    except ValueError as problem:
+        if name == "ratio":
+            raise
+        raise UserError(
+            f"keep {value} is not a share in (0, 1]; 0.3 keeps three rows of ten, --rows takes a number of rows"
+        ) from problem
+
+
 def _check_budget(request: Request) -> None:
     given = [name for name in ("keep", "rows", "ratio") if getattr(request, name) is not None]
     if request.selector not in SELECTORS:
@@ -146,7 +157,7 @@ def _check_budget(request: Request) -> None:
         raise UserError(f"say how much to keep with exactly one of keep, rows and ratio; given: {', '.join(given) or 'none'}")
     for name in ("keep", "ratio"):
         if name in given:
-            decimal_ratio(getattr(request, name))
+            _check_share(name, getattr(request, name))
     if request.device not in ("cpu", "cuda"):
         raise UserError(f"device {request.device!r} is unknown; use cpu or cuda")
 
