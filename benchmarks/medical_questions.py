@@ -75,10 +75,13 @@ def markdown(report: dict[str, Any]) -> str:
         f"{report['questions']:,} questions; a hundred take {each['wall']:.1f} s, {each['cpu']:.1f} s of CPU (loading included); "
         f"{report['threads']} thread(s), {report['precision']}.",
         "",
-        "| task | metric | value | standard error | n |",
-        "|---|---|---|---|---|",
     ]
-    lines += [f"| {t} | {name} | {value:.4f} | {stderr or 0:.4f} | {n:,} |" for t, name, value, stderr, n, _ in report["metrics"]]
+    names = list(dict.fromkeys(name for _, name, *_ in report["metrics"]))
+    scores: dict[tuple[str, int], dict[str, str]] = {}
+    for task, name, value, stderr, n, _ in report["metrics"]:
+        scores.setdefault((task, n), {})[name] = f"{value:.4f} ± {stderr or 0:.4f}"
+    lines += [f"| task | n | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    lines += [f"| {task} | {n:,} | {' | '.join(row[name] for name in names)} |" for (task, n), row in scores.items()]
     return "\n".join(lines)
 
 
