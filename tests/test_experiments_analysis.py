@@ -77,7 +77,7 @@ def test_numbers_out_of_artifacts() -> None:
 
 def test_table8_shows_diversity_and_plans_the_artifacts_that_are_absent(tmp_path: Path) -> None:
     spec = spec_of("table8", columns={"r=0.50": ["selector.ratio='0.50'"]}, by_scale={})
-    within = {"": (3.0, 3.2, 3.4), "random-": (2.0, 2.2, 2.4), "core-": (1.0, 1.2, 1.4)}
+    within = {"": (3.0, 3.2, 3.4), "random-": (2.0, 2.25, 2.35), "core-": (1.0, 1.2, 1.4)}
     for name, values in within.items():
         for seed, diversity in enumerate(values):
             artifact = {"gradient_diversity": {"diversity": diversity, "n": 4, "gradient": "g"}}

@@ -142,7 +142,7 @@ def _check_share(name: str, value: str) -> None:
         if name == "ratio":
             raise
         raise UserError(
-            f"keep {value} is not a share in (0, 1]; 0.3 keeps three rows of ten, --rows takes a number of rows"
+            f"keep {value} is outside (0, 1]; 0.3 keeps three rows of ten, --rows takes a number of rows"
         ) from problem
 
 
