@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from clusterft import stages
+from clusterft import evaluation, stages
 from clusterft.arithmetic import check_arithmetic, check_attention
 from clusterft.engine_names import check_engine
 from clusterft.nodes import check_layout
@@ -37,7 +37,7 @@ def preflight(cfg: DictConfig) -> None:
     check_disk(cfg)
     check_online(cfg.runtime.wandb)
     check_reselection(cfg.sampler, stages.make_selector(cfg), epochs=cfg.trainer.epochs)
-    for evaluator in stages.evaluators(cfg).values():
+    for evaluator in evaluation.evaluators(cfg).values():
         check = getattr(evaluator, "preflight", None)
         if check is not None:
             check()

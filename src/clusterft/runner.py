@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from clusterft import adaptive, provenance, stages
+from clusterft import adaptive, evaluation, provenance, stages
 from clusterft.launch import Preempted
 from clusterft.records import Metric, RunRecord, Selection
 from clusterft.store import RunStore, run_id
@@ -96,7 +96,7 @@ def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
     selection, seconds = stages.select(cfg, ready, run_dir)
     trained = adaptive.train(cfg, run_dir, ready)
     started = time.perf_counter()
-    metrics = stages.evaluate(cfg, ready, run_dir)
+    metrics = evaluation.evaluate(cfg, ready, run_dir)
     evaluation_seconds = time.perf_counter() - started
     return complete_record(
         cfg,

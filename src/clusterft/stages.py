@@ -1,7 +1,7 @@
-"""The stages of one run, each callable alone: prepare, features, select, train, evaluate.
+"""The stages of one run, each callable alone: prepare, features, select, train (evaluation is a module of its own).
 
 Every stage reads the frozen configuration and what the stage before it left on disk, so that each can be a separate job and each
-resumes by itself. `runner.run_one` strings them together; `worker` calls them on the ranks of a distributed job.
+resumes by itself. `runner.run_one` strings them together; the `..._entry` functions are what ranks are started with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,18 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft import launch
-from clusterft.atomic import write_atomic
 from clusterft.cluster import ClusterSelector
 from clusterft.config import load_frozen
 from clusterft.data import group_of, load_pool, refuse_rejected
 from clusterft.distributed import Dist, single_process
 from clusterft.exact import floor_product
 from clusterft.features import FeatureContext, FeatureStore, compute
-from clusterft.interfaces import EvalContext, Feature, FeatureSpec, Selector
+from clusterft.interfaces import Feature, FeatureSpec, Selector
 from clusterft.kmeans import check_feasible
 from clusterft.load_report import LoadReport
 from clusterft.models import load_model, load_tokenizer
 from clusterft.prompting import encode_pool, row_lengths
-from clusterft.records import Cost, Encoded, Metric, Pool, Selection
+from clusterft.records import Cost, Encoded, Pool, Selection
 from clusterft.row_io import read_rows, write_rows
 from clusterft.seeding import generator, seed_hash
 from clusterft.segments import selection_folder
@@ -297,61 +296,3 @@ def run_on_workers(
         nodes=cfg.runtime.nodes,
         scratch=folder,
     )
-
-
-def evaluators(cfg: DictConfig, ready: Prepared | None = None, dist: Dist | None = None) -> dict[str, Any]:
-    """Every configured evaluator, made; making one is cheap. Without `ready` they have no held-out rows: enough for a preflight."""
-    context = EvalContext(
-        model=cfg.model,
-        template=cfg.data.template,
-        max_length=cfg.trainer.max_length,
-        assets_dir=Path(cfg.runtime.assets_dir),
-        device=cfg.runtime.device,
-        precision=cfg.trainer.precision,
-        threads=cfg.runtime.feature_threads,
-        heldout=ready.heldout if ready else (),
-        heldout_groups=ready.heldout_groups if ready else (),
-        progress=cfg.runtime.progress,
-        dist=dist,
-    )
-    nodes = OmegaConf.to_container(cfg.evaluators, resolve=True)
-    return {name: build(f"evaluators.{name}", node, context=context) for name, node in nodes.items()}
-
-
-def evaluate(cfg: DictConfig, ready: Prepared, run_dir: Path) -> list[Metric]:
-    """Scores the trained model with every configured evaluator.
-
-    With runtime.evaluation_processes above 1, those that shard their work run in so many processes first; the others follow here.
-    """
-    shared: dict[str, list[Metric]] = {}
-    if cfg.runtime.evaluation_processes > 1 and any(_sharded(e) for e in evaluators(cfg, ready).values()):
-        layout = {"processes": cfg.runtime.evaluation_processes, "threads": cfg.runtime.feature_threads, "run_dir": run_dir}
-        run_on_workers(cfg, "evaluate", **layout)
-        shared = {
-            name: [Metric(**m) for m in found]
-            for name, found in json.loads((run_dir / "eval" / "sharded.json").read_text(encoding="utf-8")).items()
-        }
-    metrics: list[Metric] = []
-    for name, evaluator in evaluators(cfg, ready).items():
-        metrics += shared[name] if name in shared else _scored(evaluator, run_dir, name)
-    return metrics
-
-
-def evaluate_entry(*, dist: Dist, config_path: str) -> None:
-    """One rank of the evaluation stage: the evaluators that shard their work; rank 0 writes eval/sharded.json."""
-    cfg = load_frozen(Path(config_path))
-    run_dir = Path(config_path).parent
-    found = {name: _scored(e, run_dir, name) for name, e in evaluators(cfg, dist=dist).items() if _sharded(e)}
-    if dist.is_main:
-        text = json.dumps({name: [asdict(m) for m in metrics] for name, metrics in found.items()}, indent=1)
-        write_atomic(run_dir / "eval" / "sharded.json", text)
-
-
-def _sharded(evaluator: Any) -> bool:
-    return getattr(evaluator, "sharded", False)
-
-
-def _scored(evaluator: Any, run_dir: Path, name: str) -> list[Metric]:
-    out = run_dir / "eval" / name
-    out.mkdir(parents=True, exist_ok=True)
-    return evaluator.evaluate(run_dir / "train" / "model", out)

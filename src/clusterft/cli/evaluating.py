@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from clusterft import adaptive, stages
+from clusterft import adaptive, evaluation, stages
 from clusterft.api import check_unchanged, open_folder
 from clusterft.cli.console import console, facts_table
 from clusterft.config import load_frozen
@@ -57,7 +57,7 @@ def _evaluated(store: RunStore, run_dir: Path, seconds: dict[str, float]) -> Run
         selection = read_selection(run_dir / "selection")
         selection.check_against(ready.pool)
         started = time.perf_counter()
-        metrics = stages.evaluate(cfg, ready, run_dir)
+        metrics = evaluation.evaluate(cfg, ready, run_dir)
         record = complete_record(
             cfg,
             run_dir.name,
