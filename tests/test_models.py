@@ -14,6 +14,7 @@ import torch
 import transformers
 from data_configs import ROOT, conf
 from gguf import GGUFWriter
+from model_twins import tiny_twin
 
 from clusterft import gguf_convert
 from clusterft.models import (
@@ -23,7 +24,6 @@ from clusterft.models import (
     load_tokenizer,
     model_identity,
     parameter_count,
-    tiny_twin,
 )
 from clusterft.network import hub_reachable
 
