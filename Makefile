@@ -21,7 +21,7 @@ findings: install
 	$(PY) -m experiments.pages
 
 test: install-dev assets
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A real SLURM of two nodes on this machine (root, Debian); says "skipped" and why elsewhere. With SCALE=laptop: table2 as an array on it.
 slurm-test: install-dev assets

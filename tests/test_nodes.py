@@ -85,6 +85,27 @@ def test_a_signal_before_any_failure_is_a_preemption(tmp_path):
         nodes._conclude(tmp_path, 1, set())
 
 
+def test_a_killed_rank_is_a_failure_though_slurm_then_signals_the_other_nodes(tmp_path):
+    """A requeue would meet the same end again."""
+    report(tmp_path, 0, "error", "RuntimeError: Connection closed by peer", 1.0)
+    write(
+        tmp_path, "node-1", rank=2, kind="error", message="ended without a word on node n2 (out of memory?)", details="", time=1.2
+    )
+    write(tmp_path, "signal-0", number=15, time=1.4)
+    with pytest.raises(WorkerError, match="rank 2: ended without a word on node n2"):
+        nodes._conclude(tmp_path, 137, set())
+
+
+def test_a_node_that_lost_its_peers_to_a_signal_is_no_failure(tmp_path):
+    write(tmp_path, "signal-0", number=10, time=1.0)
+    write(
+        tmp_path, "node-1", rank=2, kind="error", message="ended without a word on node n2 (out of memory?)", details="", time=1.2
+    )
+    report(tmp_path, 0, "preempted", "stopped after step 3", 1.1)
+    with pytest.raises(Preempted, match="stopped after step 3"):
+        nodes._conclude(tmp_path, 75, set())
+
+
 def test_a_step_without_a_word_names_its_exit_code(tmp_path):
     nodes._conclude(tmp_path, 0, set())
     with pytest.raises(WorkerError, match="exit code 137"):

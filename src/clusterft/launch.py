@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from clusterft.distributed import EXIT_PREEMPTED, Preempted
 from clusterft.nodes import LAUNCHERS, attend, run_on_nodes, start_torchrun
@@ -94,7 +94,7 @@ def _run_torchrun(entry: str, kwargs: Mapping[str, Any], processes: int, threads
         raise WorkerError(f"torchrun ended with exit code {code} and no rank said why")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> NoReturn:
     """`python -m clusterft.launch module:function kwargs.json [--device cpu] [--reports folder]`: one rank, or alone."""
     import argparse
 
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         rank = dist.rank
         resolve(options.entry)(dist=dist, **json.loads(options.kwargs.read_text(encoding="utf-8")))
         distributed.leave_group()
-        return 0
+        _leave(0)
     except distributed.Preempted as stop:
         report, code = Report(rank, "preempted", str(stop)), distributed.EXIT_PREEMPTED
     except Exception as error:
@@ -121,8 +121,15 @@ def main(argv: list[str] | None = None) -> int:
     if options.reports is not None:
         facts = {"rank": rank, "kind": report.kind, "message": report.message, "details": report.details, "time": time.time()}
         (options.reports / f"{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Without the interpreter's shutdown: threads of a communication library that still run abort the process there now and then."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -151,8 +151,9 @@ def _conclude(folder: Path, code: int, received: set[int]) -> None:
     if code == 0:
         judge([], received)
         return
-    found = sorted((json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("[0-9]*.json")), key=lambda r: r["time"])
-    notes = [json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("signal-*.json")]
+    written = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("*.json")}
+    notes = [written.pop(name) for name in list(written) if name.startswith("signal-")]
+    found = sorted(written.values(), key=lambda r: r["time"])
     failed = min((r["time"] for r in found if r["kind"] == "error" and not is_echo(r["message"])), default=float("inf"))
     # SLURM ends the rest of a failed step with signals: those came after the failure and are not a wish to stop.
     received = received | {n["number"] for n in notes if n["time"] < failed}
@@ -179,16 +180,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem is not None:
         print(f"error: {problem}", file=sys.stderr, flush=True)
         return 2
-    node = int(os.environ["SLURM_NODEID"])
+    node, reports = int(os.environ["SLURM_NODEID"]), options.folder / "reports"
     noted: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        if not noted:  # when it came decides whether it was a wish to stop or SLURM's answer to a failure
+            _write(reports / f"signal-{node}.json", number=number, time=time.time())
+        noted.append(number)
+
     for number in WATCHED:
-        signal.signal(number, lambda got, _frame: noted.append(got))
-    reports = options.folder / "reports"
+        signal.signal(number, note)
     command = [f"--nnodes={options.nodes}", f"--node-rank={node}", f"--nproc-per-node={options.local_ranks}"]
     command += [f"--master-addr={options.address}", f"--master-port={options.port}", "-m", "clusterft.launch", options.entry]
     command += [str(options.folder / "kwargs.json"), "--device", options.device, "--reports", str(reports)]
-    code = attend(start_torchrun(command, options.threads), noted, reports / f"signal-{node}.json")
-    return EXIT_PREEMPTED if noted and code != 0 else 1 if code < 0 else code
+    code = attend(start_torchrun(command, options.threads), noted)
+    if noted and code != 0:
+        return EXIT_PREEMPTED
+    ranks = range(node * options.local_ranks, (node + 1) * options.local_ranks)
+    if code != 0 and (silent := [r for r in ranks if not (reports / f"{r}.json").exists()]):
+        message = f"ended without a word on node {os.environ['SLURMD_NODENAME']} (out of memory?)"
+        _write(reports / f"node-{node}.json", rank=silent[0], kind="error", message=message, details="", time=time.time())
+    return 1 if code < 0 else code
+
+
+def _write(path: Path, **facts: Any) -> None:
+    path.write_text(json.dumps(facts), encoding="utf-8")
 
 
 def agent_problem(options: argparse.Namespace, env: Mapping[str, str]) -> str | None:
@@ -212,10 +228,10 @@ def start_torchrun(arguments: Sequence[str], threads: int) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, start_new_session=True)
 
 
-def attend(torchrun: subprocess.Popen, noted: Collection[int], note: Path | None = None) -> int:
+def attend(torchrun: subprocess.Popen, noted: Collection[int]) -> int:
     """Waits for torchrun and returns its exit code. Every rank hears of a noted signal once, also one that starts after it came.
 
-    noted: signals, filled by a handler; the first is passed on. note: a file to write when it has come.
+    noted: signals, filled by a handler; the first is passed on.
     """
     told: set[int] = set()
     while True:
@@ -225,8 +241,6 @@ def attend(torchrun: subprocess.Popen, noted: Collection[int], note: Path | None
             if not noted:
                 continue
         number = next(iter(noted))
-        if note is not None and not note.exists():
-            note.write_text(json.dumps({"number": number, "time": time.time()}), encoding="utf-8")
         for rank in _ranks_of(torchrun):
             if rank.pid not in told:
                 told.add(rank.pid)
