@@ -120,11 +120,12 @@ def _new_root(root: str, limits: Limits) -> None:
     """A tree of its own in memory: libraries bound read-only, a small /tmp, three devices; the old tree is detached."""
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
-    for path in [*readable_paths(), "/dev/null", "/dev/zero", "/dev/urandom"]:
-        _bind_read_only(path, root + path, device=path.startswith("/dev/"))
+    # First these, so that they do not cover an installation below /tmp.
     for place, size in (("/tmp", limits.tmp_mib), ("/dev/shm", 1)):
         os.makedirs(root + place, mode=0o755, exist_ok=True)
         _mount("tmpfs", root + place, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, f"size={size}m,nr_inodes=4096,mode=1777")
+    for path in [*readable_paths(), "/dev/null", "/dev/zero", "/dev/urandom"]:
+        _bind_read_only(path, root + path, device=path.startswith("/dev/"))
     os.mkdir(root + "/proc")
     with open("/proc/meminfo") as memory, open(root + "/proc/meminfo", "w") as copy:  # evalplus asks psutil for the total
         copy.write(memory.read())

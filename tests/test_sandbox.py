@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -298,6 +299,25 @@ def test_without_the_power_of_root_a_user_namespace_does(tmp_path):
     if "filesystem" in missing:
         pytest.skip("no user namespaces on this machine")
     assert missing == ["unprivileged"] and got["right"]["base"] == "pass"
+
+
+def test_libraries_of_an_installation_below_the_temporary_folder_are_readable(tmp_path):
+    """A clone in /tmp has its packages there: what a solution imports late must not be hidden by the jail's own /tmp."""
+    full_sandbox().close()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "late_library.py").write_text("ONE = 1\n")
+    late = "def f(x):\n    import late_library\n    return x + late_library.ONE\n"
+    script = (
+        "import sys, json; sys.path.insert(0, ROOT)\nfrom eval.sandbox import Sandbox\nimport test_sandbox as t\n"
+        "with Sandbox('require', 1, t.LIMITS) as box:\n    print(json.dumps(dict(box.run([t.job('late', LATE)]))))\n"
+    )
+    script = script.replace("ROOT", repr(str(ROOT))).replace("LATE", repr(late))
+    python = tmp_path / "venv/bin/python"
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd=ROOT / "tests", timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["late"]["base"] == "pass", done.stdout
 
 
 def test_modes_and_counts_are_checked():
