@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 2
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: table2 tables findings test slurm-test check docs bench bench-quick assets install install-dev clean
+.PHONY: table2 tables findings test nightly slurm-test kill-test check docs bench bench-quick assets install install-dev clean
 
 table2: install assets
 	$(PY) run.py +experiment=table2 +scale=$(SCALE)
@@ -21,7 +21,10 @@ findings: install
 	$(PY) -m experiments.pages
 
 test: install-dev assets
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not nightly"
+
+nightly: kill-test
+	$(PY) -m pytest -m nightly
 
 # A real SLURM of two nodes on this machine (root, Debian); says "skipped" and why elsewhere. With SCALE=laptop: table2 as an array on it.
 slurm-test: install-dev assets

@@ -3,7 +3,7 @@
     python benchmarks/bench_load.py [--rows 1000000] [--model smollm2_135m] [--out results/load.json]
 
 In: rows made up here. Out: processor seconds (user and system, all threads) and peak resident memory of each step, to results/load.json and
-as a table. Issue's bounds: a million rows load within 2 GiB; the doctor takes under 10 s for 100,000 rows.
+as a table. Bounds: a million rows load within 2 GiB; the doctor takes under 10 s for 100,000 rows.
 """
 
 from __future__ import annotations

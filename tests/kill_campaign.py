@@ -13,81 +13,14 @@ import collections
 import json
 import os
 import random
-import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
-from kill_harness import HERE, MOMENTS, ROOT, Blow, Chain, Struck, fresh_chain, reference_run, unexpected
-
-
-class Forked:
-    """`python run.py ...` in a process forked from this one, which has imported torch and the project already: half the work of a start.
-
-    The part of Popen's face that is used here. Only for a process without further threads: the command line, not pytest.
-    """
-
-    def __init__(self, arguments: list[str], environment: dict[str, str], output: int) -> None:
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            os._exit(self._live(arguments, environment, output))  # not a frame of the harness may be unwound in here
-
-    def _live(self, arguments: list[str], environment: dict[str, str], output: int) -> int:
-        os.setsid()
-        for number in (1, 2):
-            os.dup2(output, number)
-        os.chdir(ROOT)
-        os.environ.update(environment)
-        sys.argv = arguments
-        try:
-            if "KILL_POINT" in environment:
-                runpy.run_path(str(HERE / "kill_points" / "sitecustomize.py"))
-            runpy.run_path(arguments[0], run_name="__main__")
-            code = 0
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException:  # as the interpreter does at its top
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return code
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout: float) -> int:
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("run.py", timeout)
-            time.sleep(0.05)
-        return self.returncode
-
-
-def warm_up() -> None:
-    """Imports what a run imports, for `Forked`."""
-    os.environ.update({"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    sys.path.insert(0, str(ROOT))
-    import hydra  # noqa: F401
-    import transformers.models.llama.modeling_llama
-    import transformers.optimization  # noqa: F401
-
-    import clusterft.preflight
-    import clusterft.runner  # noqa: F401
-
-    Chain.launch = Forked
-
+from forked_runs import Forked, warm_up
+from kill_harness import MOMENTS, Blow, Chain, Struck, fresh_chain, reference_run, unexpected
 
 REPEATED = {"checkpoint writing": 40, "checkpoint renaming": 7, "checkpoint pruning": 4, "evaluation": 3, "selection writing": 5}
 """How often a moment comes by in a run at least; the others once."""
@@ -150,6 +83,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep the chains that went wrong here")
     options = parser.parse_args()
     warm_up()
+    Chain.launch = Forked
     with tempfile.TemporaryDirectory(prefix="clusterft-kill-") as scratch:
         folder = options.folder or Path(scratch)
         facts = campaign(options.kills, options.seed, folder, lambda text: print(text, flush=True))

@@ -99,7 +99,7 @@ class Chain:
         self.started = 0
 
     launch: Callable[[list[str], dict[str, str], int], Any] | None = None
-    """How to start `run.py ...` in place of a new interpreter: arguments, environment, file of the output."""
+    """How to start `run.py ...` in place of a new interpreter: arguments, environment, file of the output (see `forked_runs`)."""
 
     def start(self, *more: str, **environment: str) -> Any:
         places = [f"runtime.runs_dir={self.folder}/runs", f"runtime.cache_dir={self.folder}/cache"]
@@ -107,7 +107,7 @@ class Chain:
         self.started += 1
         with (self.folder / f"said-{self.started:03d}.txt").open("w") as said:
             own = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
-            if self.launch is not None:
+            if self.launch is not None and not self.prefix:
                 return self.launch(command[1:], own, said.fileno())
             return subprocess.Popen(
                 command, cwd=ROOT, env=os.environ | own, stdout=said, stderr=subprocess.STDOUT, start_new_session=True

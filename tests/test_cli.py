@@ -132,9 +132,33 @@ def test_columns_of_other_names_are_named_on_the_command_line(tmp_path, capsys):
     path = tmp_path / "q.jsonl"
     path.write_text('{"the question": "a", "a=b": "c"}\n')
     command = ["doctor", str(path), "--model", "tiny", "--json"]
-    assert "data.fields.prompt" in refused(capsys, *command)
+    said = refused(capsys, *command)
+    assert "set --field prompt=COLUMN and --field response=COLUMN" in said and "data.fields" not in said
     assert main([*command, "--field", "prompt=the question", "--field", "response=a=b"]) == 0
     assert json.loads(capsys.readouterr().out)["load"]["rows_kept"] == 1
+
+
+def test_settings_are_told_as_the_flags_that_set_them():
+    """Every flag is one of the command line, every setting one of conf/; what has no flag keeps its name, for --set."""
+    from composed import composed
+    from omegaconf import OmegaConf
+
+    from clusterft.cli import parser
+    from clusterft.cli.arguments import FLAGS, in_flags
+
+    commands = parser()._subparsers._group_actions[0].choices.values()
+    flags = {option for command in commands for option in command._option_string_actions}
+    plain = composed()
+    for key, flag in FLAGS.items():
+        assert flag.split()[0] in flags
+        name = key.replace("\\", "").split(".(")[0]
+        assert OmegaConf.select(plain, name, throw_on_missing=False, default="absent") != "absent", name
+    assert in_flags("data.file_format='x' is unknown; known: auto") == "--file-format 'x' is unknown; known: auto"
+    assert in_flags("data.fields lacks response") == "--field lacks response"
+    assert in_flags("trainer.max_length=3, model.max_length=3, trainer.max_lengths") == (
+        "--max-length 3, model.max_length=3, trainer.max_lengths"
+    )
+    assert in_flags("set data.group_field or runtime.device.") == "set data.group_field or --device."
 
 
 def test_the_doctors_numbers_by_hand():

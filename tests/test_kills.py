@@ -9,13 +9,18 @@ import subprocess
 import sys
 
 import pytest
-from kill_harness import HERE, Blow, fresh_chain, reference_run, unexpected
+from forked_runs import ForkingServer
+from kill_harness import HERE, Blow, Chain, fresh_chain, reference_run, unexpected
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    chain, _ = reference_run(tmp_path_factory.mktemp("whole") / "reference")
-    return chain
+    """The uninterrupted run. Chains start from a server that has imported everything, all but the one without network."""
+    with ForkingServer() as server:
+        Chain.launch = server.launch
+        chain, _ = reference_run(tmp_path_factory.mktemp("whole") / "reference")
+        yield chain
+    Chain.launch = None
 
 
 def survive(chain, reference, blows):

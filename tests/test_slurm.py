@@ -64,7 +64,6 @@ def site(tmp_path_factory):
         "CLUSTERFT_LOGS": str(folder / "logs"),
         "CLUSTERFT_CACHE": str(folder / "cache"),
         "PYTHONPATH": f"{tree}/src:{tree}",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "COLUMNS": "200",
     }
@@ -266,7 +265,7 @@ def submit_cell(site, script, name, runs, *more):
     return site.call(*command).stdout.strip()
 
 
-@pytest.mark.parametrize("script", ["array.sbatch", pytest.param("multinode.sbatch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", ["array.sbatch", pytest.param("multinode.sbatch", marks=pytest.mark.nightly)])
 def test_a_preempted_task_is_requeued_and_ends_as_if_nothing_had_been(site, reference, script):
     runs = site.folder / f"preempted-{script}"
     job = submit_cell(site, script, f"preempted-{script}", runs, *(["--nodes=2"] if script == "multinode.sbatch" else []))

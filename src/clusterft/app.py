@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hydra.core.config_store import ConfigStore
@@ -38,8 +38,8 @@ def prepare_libraries() -> None:
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
-    """Turns the errors that a person can mend into one sentence on stderr and exit code 2.
+def said_plainly(words: Callable[[str], str] = str) -> Iterator[None]:
+    """Turns the errors that a person can mend into one sentence on stderr and exit code 2. words: the caller's terms for settings.
 
     A run that was asked to stop and wrote its checkpoint leaves with code 75 (EX_TEMPFAIL): schedulers requeue on it. Anything else is a fault of the program and keeps its stack trace; CLUSTERFT_TRACE=1 keeps it for every error.
     """
@@ -50,15 +50,15 @@ def said_plainly() -> Iterator[None]:
         with leaving_on_signals():
             yield
     except (UserError, StoreError, ValueError, FileNotFoundError, OmegaConfBaseException) as problem:
-        _leave(str(problem))
+        _leave(words(str(problem)))
     except RuntimeError as problem:
-        _leave_known(problem)
+        _leave_known(problem, words)
         raise
     except OSError as problem:
         if problem.errno not in _REMEDIES:
             raise
         what = f"{problem.strerror}: {problem.filename}" if problem.filename else str(problem)
-        _leave(f"{what}; nothing finished before was lost, {_REMEDIES[problem.errno]} and run the same command again")
+        _leave(words(f"{what}; nothing finished before was lost, {_REMEDIES[problem.errno]} and run the same command again"))
 
 
 _ELSEWHERE = "point runtime.runs_dir and runtime.cache_dir to folders that can be written to"
@@ -71,14 +71,14 @@ _REMEDIES = {
 """What a person can do about a disk: error number -> part of a sentence."""
 
 
-def _leave_known(problem: RuntimeError) -> None:
+def _leave_known(problem: RuntimeError, words: Callable[[str], str]) -> None:
     """Leaves for a failed rank or a preempted run. Their classes are looked up late: no torch for a command that needs none."""
     distributed, ranks = sys.modules.get("clusterft.distributed"), sys.modules.get("clusterft.launch")
     if distributed is not None and isinstance(problem, distributed.Preempted):
         print(f"stopped: {problem}; the same command goes on from here", file=sys.stderr)
         sys.exit(distributed.EXIT_PREEMPTED)
     if ranks is not None and isinstance(problem, ranks.WorkerError):
-        _leave(str(problem))
+        _leave(words(str(problem)))
 
 
 def _leave(message: str) -> None:

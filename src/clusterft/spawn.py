@@ -43,7 +43,7 @@ def run_spawned(
     entry: str, kwargs: Mapping[str, Any], processes: int, threads: int, device: str, timeout: timedelta | None
 ) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    context.set_forkserver_preload([*PRELOAD, entry.partition(":")[0]])  # heard by a server that has not started yet
     with tempfile.TemporaryDirectory(prefix="clusterft-rendezvous-") as folder, _child_environment(threads):
         children, pipes, pids = [], [], []
         with forwarded_signals(pids) as received:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from clusterft import __version__
-from clusterft.cli.arguments import add_commands
+from clusterft.cli.arguments import add_commands, in_flags
 
 HANDLERS = {
     "doctor": "clusterft.cli.doctor",
@@ -48,5 +48,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     from clusterft.app import said_plainly
 
-    with said_plainly():
+    with said_plainly(in_flags):
         return import_module(HANDLERS[args.command]).run(args)

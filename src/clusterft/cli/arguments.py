@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,35 @@ SELECTORS = ("cluster", "less", "s2l", "ifd", "random", "full")
 TEMPLATES = ("alpaca", "magicoder", "chat")
 
 FORMATS = ("auto", "alpaca", "instruction_response", "problem_solution", "sharegpt", "messages")
+
+
+FLAGS = {
+    r"data\.fields\.(prompt|response|input|turns)": r"--field \1=COLUMN",
+    r"data\.fields": "--field",
+    r"data\.file_format": "--file-format",
+    r"data\.holdout_rows": "--holdout",
+    r"data\.template": "--template",
+    r"trainer\.max_length": "--max-length",
+    r"trainer\.epochs": "--epochs",
+    r"trainer\.learning_rate": "--learning-rate",
+    r"trainer\.workers": "--workers",
+    r"clustering\.n_clusters": "--clusters",
+    r"selector\.ratio": "--ratio",
+    r"runtime\.processes": "--processes",
+    r"runtime\.device": "--device",
+}
+"""Settings of conf/ -> what a person types here."""
+
+
+def in_flags(message: str) -> str:
+    """A message about settings in the terms of this command line; a setting without a flag is one for --set."""
+    for key, flag in FLAGS.items():
+        message = re.sub(rf"(?<![\w.]){key}(?![\w.]*\w)=?", lambda found, flag=flag: _worded(found, flag), message)
+    return message
+
+
+def _worded(found: re.Match[str], flag: str) -> str:
+    return found.expand(flag) + (" " if found[0].endswith("=") else "")
 
 
 def pair(text: str) -> tuple[str, str]:

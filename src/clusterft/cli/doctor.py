@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from clusterft.cli.arguments import in_flags
 from clusterft.cli.console import console, duration, facts_table, size
 from clusterft.composing import Request, compose_request
 from clusterft.data import Pools, load_pool
@@ -206,7 +207,7 @@ def findings(cfg: DictConfig, pools: Pools, facts: dict[str, Any]) -> Iterator[s
 def _print(facts: dict[str, Any]) -> None:
     out = console()
     for line in facts["summary"]:
-        out.print(line, markup=False)
+        out.print(in_flags(line), markup=False)
     out.print(facts_table("\ntokens", token_lines(facts["tokens"])))
     out.print(facts_table("\nmachine", machine_lines(facts["machine"])))
     for kind in ("errors", "findings"):
