@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clusterft.records import RunRecord
+from clusterft.text_rules import printable
+from eval.compare_margin import margin_notes
 from eval.compare_text import to_json, to_markdown
 from eval.comparison import Comparison, compare_groups, compare_records
 from eval.per_problem import Problems, read_problems
@@ -28,10 +32,20 @@ def load_run(name: str, runs_dir: Path) -> tuple[RunRecord, Problems]:
     for path in (given, given / "record.json", runs_dir / name / "record.json"):
         if path.is_file():
             return _read(path), read_problems(path.parent / "eval")
+    if all((given / file).is_file() for file in ("header.json", "selection.parquet")):
+        raise ValueError(_not_evaluated(given))
     raise ValueError(
         f"{name}: no record.json in {given} nor in {runs_dir / name}; a run writes it last, "
         "so it is unfinished or elsewhere (--runs-dir)"
     )
+
+
+def _not_evaluated(folder: Path) -> str:
+    """What is still to be done with a folder of `clusterft select` that has no record."""
+    shown = shlex.quote(str(folder))
+    if any(folder.glob("run/*/train/result.json")):
+        return f"{folder} has no evaluated run yet: clusterft eval {shown}"
+    return f"{folder} has no evaluated run yet: clusterft train {shown}, then clusterft eval {shown}"
 
 
 def _read(path: Path) -> RunRecord:
@@ -64,7 +78,8 @@ def compare_runs(
     both = {r.run_id for r in a} & {r.run_id for r in b}
     if both:
         raise ValueError(f"run {min(both)} stands on both sides: it would be compared with itself")
-    return compare_groups(a, b, margin, margin_nats, problems_a | problems_b, choices)
+    found = compare_groups(a, b, margin, margin_nats, problems_a | problems_b, choices)
+    return replace(found, notes=(*found.notes, *margin_notes(found, b)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = compare_runs(args.run_a, args.run_b, args.runs_dir, args.margin, args.margin_nats, args.choose)
     except ValueError as error:
-        print(f"clusterft compare: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     print(
         json.dumps(to_json(found), indent=1, ensure_ascii=False) if args.json else to_markdown(found),

@@ -1,18 +1,31 @@
 """A comparison in words: the table, the verdict, and the sentence to put in a paper; or all of it as JSON.
 
 eval.comparison.Comparison ► to_markdown (aligned, so that it reads as plain text too) | to_json | sentence
+
+Verdicts are reached with the sign turned for losses. Here every difference is candidate minus reference in the metric's own
+unit: of a loss, a positive difference is worse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
 from eval.comparison import Comparison, Row
 from eval.seed_table import interval, number
-from eval.statistics import MIN_SEEDS, Summary
-from eval.verdict import CANNOT_TELL, NO_VERDICT, NO_WORSE, Verdict
+from eval.statistics import MIN_SEEDS, Difference, Summary
+from eval.verdict import CANNOT_TELL, NO_VERDICT, NO_WORSE, WORSE, Verdict
+
+Found = TypeVar("Found", Summary, Difference)
+
+SIGNS = (
+    "by_seed, by_problem and iqm are candidate minus reference in the row's unit; a positive difference is better where `better` "
+    "is higher and worse where it is lower. measurably_lower is about the value itself, measurably_worse and measurably_better "
+    "about the candidate."
+)
+MIN_BASE_SECONDS = 0.1
+"""Below this a cost is no base for a percentage."""
 
 HEAD = (
     "metric",
@@ -25,6 +38,23 @@ HEAD = (
     "verdict",
     "rests on",
 )
+
+
+def is_loss(row: Row) -> bool:
+    """True where lower is better."""
+    return row.unit == "nats"
+
+
+def _own_sign(found: Found | None, row: Row) -> Found | None:
+    """Candidate minus reference in the metric's own unit: the sign of a loss is turned back."""
+    if found is None or not is_loss(row):
+        return found
+    low, high = (None if v is None else 0.0 - v for v in (found.high, found.low))
+    return replace(found, mean=0.0 - found.mean, low=low, high=high)
+
+
+def _better(row: Row) -> str:
+    return "lower" if is_loss(row) else "higher"
 
 
 def _digits(row: Row) -> int:
@@ -42,7 +72,7 @@ def _spread(s: Summary, row: Row) -> str:
 
 
 def _seed_cell(row: Row) -> str:
-    s = row.by_seed
+    s = _own_sign(row.by_seed, row)
     if s is None:
         return "no seed in common"
     return f"{_num(s.mean, row, True)} " + (
@@ -51,7 +81,7 @@ def _seed_cell(row: Row) -> str:
 
 
 def _problem_cell(row: Row) -> str:
-    d = row.by_problem
+    d = _own_sign(row.by_problem, row)
     if d is None:
         return "no per-problem results"
     test = row.mcnemar
@@ -65,15 +95,22 @@ def _cells(c: Comparison, row: Row) -> list[str]:
         seeds += f" paired ({row.candidate.n} and {row.reference.n})"
     both = [_spread(row.candidate, row), _spread(row.reference, row)]
     return [
-        row.title,
+        f"{row.title} ({row.unit}, {_better(row)} is better)",
         f"{row.problems:,}",
         seeds,
         *both,
         _seed_cell(row),
         _problem_cell(row),
-        row.verdict.text(c.reference),
+        _verdict_text(c, row),
         row.basis,
     ]
+
+
+def _verdict_text(c: Comparison, row: Row) -> str:
+    v = row.verdict
+    if v.kind == WORSE:
+        return v.label(c.reference)
+    return v.text(c.reference, lower="worse") + (", and measurably better" if v.measurably_better else "")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -87,21 +124,29 @@ def to_markdown(c: Comparison) -> str:
     """Title, table, what was flagged, the verdict and the sentence."""
     head = [h if h not in ("candidate", "reference") else getattr(c, h) for h in HEAD]
     parts = [] if c.final else ["NOT FINAL: results contradict each other, see below."]
-    parts.append(f"{c.candidate} against {c.reference}; differences are {c.candidate} minus {c.reference}, higher is better")
+    parts.append(
+        f"{c.candidate} against {c.reference}; differences are {c.candidate} minus {c.reference}, in the metric's own unit"
+    )
     parts.append(aligned([head, *(_cells(c, r) for r in c.rows)]))
-    parts += ["\n".join(map(_cost_line, c.costs.items()))] if c.costs else []
+    parts += ["\n".join([*map(_cost_line, c.costs.items()), _cost_note(c)])] if c.costs else []
     remarks = [f.sentence() for f in c.flags] + list(c.notes) + [_iqm_remark(r) for r in c.rows if r.iqm]
     if remarks:
         parts.append("\n".join(f"- {r}" for r in remarks))
-    parts.append("Verdict\n" + "\n".join(f"- {r.title}: {r.verdict.text(c.reference)}" for r in headline(c)))
+    parts.append("Verdict\n" + "\n".join(f"- {r.title}: {_verdict_text(c, r)}" for r in headline(c)))
     parts.append("For a paper\n" + "\n".join(f"- {sentence(c, r)}" for r in headline(c)))
     return "\n\n".join(parts) + "\n"
 
 
 def _cost_line(cost: tuple[str, tuple[float, float]]) -> str:
     name, (a, b) = cost
-    change = f" ({100 * (a - b) / b:+.1f} %)" if b > 0 else ""
+    change = f" ({100 * (a - b) / b:+.1f} %)" if b >= MIN_BASE_SECONDS else ""
     return f"{name.replace('_', ' ')}: {a:,.1f} against {b:,.1f}{change}"
+
+
+def _cost_note(c: Comparison) -> str:
+    note = "Seconds are of this machine at that time"
+    alone = all(max(s.n for s in side) == 1 for side in ([r.candidate for r in c.rows], [r.reference for r in c.rows]))
+    return note + ("; one run a side says nothing about speed." if alone else ".")
 
 
 def headline(c: Comparison) -> list[Row]:
@@ -134,7 +179,7 @@ def sentence(c: Comparison, row: Row) -> str:
     spread = f"mean ± sample deviation over {_plural(n, 'seed')}" if n > 1 else "one seed"
     start = (
         f"On {what} ({_plural(row.problems, 'problem')}; {spread}), {c.candidate} reaches {_spread(row.candidate, row)} "
-        f"and {c.reference} {_spread(row.reference, row)} {row.unit}"
+        f"and {c.reference} {_spread(row.reference, row)} {row.unit}{' (lower is better)' if is_loss(row) else ''}"
     )
     return f"{start}; {_difference_clause(row)}{_verdict_clause(row.verdict, row)}."
 
@@ -143,13 +188,13 @@ def _difference_clause(row: Row) -> str:
     if row.verdict.kind == NO_VERDICT:
         return ""
     if row.basis == "paired seeds":
-        s = row.by_seed
+        s = _own_sign(row.by_seed, row)
         assert s is not None
         return (
             f"paired by seed the difference is {_num(s.mean, row, True)} {row.unit} "
             f"({s.confidence:.0%} t interval [{_num(s.low, row, True)}, {_num(s.high, row, True)}]), so "
         )
-    d = row.by_problem
+    d = _own_sign(row.by_problem, row)
     assert d is not None
     return (
         f"over the same problems the difference between these trained models is {_num(d.mean, row, True)} {row.unit} "
@@ -160,23 +205,43 @@ def _difference_clause(row: Row) -> str:
 
 def _verdict_clause(v: Verdict, row: Row) -> str:
     at = f"at a margin of {v.margin:g} {_points(row)}"
-    lower = ", though measurably lower" if v.measurably_lower else ""
     if v.kind == NO_WORSE:
-        return f"{at} it is no worse{lower}"
+        worse = ", though measurably worse within that margin" if v.measurably_lower else ""
+        return f"{at} it is no worse{worse}{', and measurably better' if v.measurably_better else ''}"
     if v.kind == NO_VERDICT:
         return f"no verdict can be given ({v.reason})"
     if v.kind != CANNOT_TELL:
         return f"it is worse by more than {v.margin:g} {_points(row)}"
     needed = f" (about {v.needed:,} {v.needed_of} would settle it)" if v.needed else ""
-    return f"{at} we cannot tell whether it is worse{lower}{needed}"
+    if v.measurably_lower:
+        return f"it is measurably worse, but {at} we cannot tell whether by more than that{needed}"
+    return f"{at} we cannot tell whether it is worse{needed}"
 
 
 def to_json(c: Comparison) -> dict[str, Any]:
-    """Every number of the comparison, with verdict texts and sentences."""
-    rows = []
-    for row in c.rows:
-        texts = {"label": row.verdict.label(c.reference), "text": row.verdict.text(c.reference)}
-        rows.append({**asdict(row), "verdict": {**asdict(row.verdict), **texts}, "sentence": sentence(c, row)})
+    """Every number of the comparison, with verdict texts and sentences; what the signs mean is said under "signs"."""
+    rows = [_row_json(c, row) for row in c.rows]
     flags = [{**asdict(f), "sentence": f.sentence()} for f in c.flags]
     both = {"candidate": c.candidate, "reference": c.reference, "seeds": list(c.seeds)}
-    return {**both, "final": c.final, "rows": rows, "flags": flags, "notes": list(c.notes), "costs": dict(c.costs)}
+    costs = {"costs": dict(c.costs), "costs_note": _cost_note(c) if c.costs else ""}
+    return {**both, "signs": SIGNS, "final": c.final, "rows": rows, "flags": flags, "notes": list(c.notes), **costs}
+
+
+def _row_json(c: Comparison, row: Row) -> dict[str, Any]:
+    own = replace(row, by_seed=_own_sign(row.by_seed, row), by_problem=_own_sign(row.by_problem, row))
+    verdicts = {
+        "seed_verdict": _verdict_json(row.seed_verdict, row),
+        "problem_verdict": None if row.problem_verdict is None else _verdict_json(row.problem_verdict, row),
+        "verdict": {
+            **_verdict_json(row.verdict, row),
+            "label": row.verdict.label(c.reference),
+            "text": _verdict_text(c, row),
+        },
+    }
+    return {**asdict(own), "better": _better(row), **verdicts, "sentence": sentence(c, row)}
+
+
+def _verdict_json(v: Verdict, row: Row) -> dict[str, Any]:
+    """measurably_lower as the name says: of a loss it is the better side."""
+    lower = v.measurably_better if is_loss(row) else v.measurably_lower
+    return {**asdict(v), "measurably_lower": lower, "measurably_worse": v.measurably_lower}

@@ -3,9 +3,9 @@
     interval of (candidate minus reference) + margin ► judge ► Verdict
 
 The rule is non-inferiority with a two-sided 95 % interval: "no worse" if its lower end lies above -margin, "worse" if its
-upper end lies below -margin, "cannot tell" otherwise. Apart from that an interval wholly below zero is marked "measurably
-lower": a small loss may be within the margin and real at once. Everything is in points (100 times a fraction), signed so that
-higher is better: for losses the caller turns the sign. Without an interval there is no verdict.
+upper end lies below -margin, "cannot tell" otherwise. Apart from that an interval wholly on one side of zero is marked: a small
+loss may be within the margin and real at once. Everything is in points (100 times a fraction), signed so that higher is better:
+for losses the caller turns the sign. Without an interval there is no verdict.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ NO_VERDICT = "no verdict"
 class Verdict:
     """kind is one of the four words above.
 
+    measurably_lower, measurably_better
+            the interval lies wholly below or above zero, where higher is better: lower is worse, for a loss too
     needed  how many seeds or problems (`needed_of`) would settle a "cannot tell" with 80 % power; None where nothing says so
     reason  why there is no verdict
     """
@@ -35,6 +37,7 @@ class Verdict:
     reason: str = ""
     needed: int | None = None
     needed_of: str = ""
+    measurably_better: bool = False
 
     def label(self, reference: str) -> str:
         """The short form: "no worse than full (margin 1.0)", "worse than full", "cannot tell", "no verdict (n < 3)"."""
@@ -44,11 +47,11 @@ class Verdict:
             return f"worse than {reference}"
         return f"{NO_VERDICT} ({self.reason})" if self.kind == NO_VERDICT else CANNOT_TELL
 
-    def text(self, reference: str) -> str:
-        """The label, with "measurably lower" and what would settle it."""
+    def text(self, reference: str, lower: str = "lower") -> str:
+        """The label, whether the difference is measurable, and what would settle it. lower: "worse" where the unit may be a loss."""
         text = self.label(reference)
         if self.measurably_lower:
-            text += ": within the margin, but measurably lower" if self.kind == NO_WORSE else ", measurably lower"
+            text += f": within the margin, but measurably {lower}" if self.kind == NO_WORSE else f", measurably {lower}"
         if self.kind == CANNOT_TELL and self.needed is not None:
             text += f"; about {self.needed:,} {self.needed_of} would settle it if the difference stays as seen"
         elif self.kind == CANNOT_TELL and self.needed_of:
@@ -68,7 +71,7 @@ def judge(low: float | None, high: float | None, margin: float, reason: str = ""
     if not low <= high:
         raise ValueError(f"[{low}, {high}] is not an interval")
     kind = NO_WORSE if low > -margin else WORSE if high < -margin else CANNOT_TELL
-    return Verdict(kind, margin, measurably_lower=high < 0)
+    return Verdict(kind, margin, measurably_lower=high < 0, measurably_better=low > 0)
 
 
 def judge_seeds(paired: Summary | None, margin: float) -> Verdict:

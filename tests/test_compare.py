@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from clusterft.cli import main as command
 from clusterft.records import Metric, RunRecord
 from eval.compare import compare_groups, compare_records, main
+from eval.compare_margin import margin_notes
 from eval.compare_text import sentence, to_json, to_markdown
 from eval.per_problem import read_problems, write_problems
 from eval.verdict import CANNOT_TELL, NO_VERDICT, NO_WORSE, WORSE
@@ -203,6 +206,7 @@ def test_command_line_refuses_in_one_sentence(tmp_path, capsys, arguments, messa
     assert main([*arguments, "--runs-dir", str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
 
 
 def test_costs_are_set_side_by_side_where_all_runs_have_them():
@@ -258,3 +262,182 @@ def test_problem_files_are_checked(tmp_path):
         path.write_text(text + "\n")
         with pytest.raises(ValueError, match=r"problems\.jsonl:1: " + message):
             read_problems(tmp_path)
+
+
+# -- the direction of a difference: three seeds, t(.975, 2) / sqrt 3 = 2.484138
+
+
+def losses(method: str, values: list[float]) -> list[RunRecord]:
+    return [
+        run(method, s, [Metric("heldout", "nll_micro", v, 300, unit="nats", dataset_hash=HASH)]) for s, v in enumerate(values)
+    ]
+
+
+def of_losses(*differences: float):
+    base = [5.50, 5.51, 5.52]
+    return compare_groups(losses("cluster", [b + d for b, d in zip(base, differences, strict=True)]), losses("full", base))
+
+
+def of_counts(*differences: int):
+    side = {m: [metric(500 + d * (m == "cluster"), 1000) for d in differences] for m in ("cluster", "full")}
+    return compare_groups(*([run(m, s, [x]) for s, x in enumerate(ms)] for m, ms in side.items()))
+
+
+@pytest.mark.parametrize(
+    ("made", "cell", "verdict", "clause"),
+    [
+        # mean 0.003, sd 0.001: 0.003 -+ 0.00248
+        (
+            of_losses(0.002, 0.003, 0.004),
+            "+0.0030 [+0.0005, +0.0055]",
+            "no worse than full (margin 0.01): within the margin, but measurably worse",
+            "so at a margin of 0.01 nats it is no worse, though measurably worse within that margin.",
+        ),
+        (
+            of_losses(-0.002, -0.003, -0.004),
+            "-0.0030 [-0.0055, -0.0005]",
+            "no worse than full (margin 0.01), and measurably better",
+            "so at a margin of 0.01 nats it is no worse, and measurably better.",
+        ),
+        # mean 0.01, sd 0.002: 0.01 -+ 0.00497, around the margin
+        (
+            of_losses(0.008, 0.010, 0.012),
+            "+0.0100 [+0.0050, +0.0150]",
+            "cannot tell, measurably worse",
+            "so it is measurably worse, but at a margin of 0.01 nats we cannot tell whether by more than that.",
+        ),
+        # mean 0.05, sd 0.002
+        (
+            of_losses(0.048, 0.050, 0.052),
+            "+0.0500 [+0.0450, +0.0550]",
+            "worse than full",
+            "so it is worse by more than 0.01 nats.",
+        ),
+        # mean -0.5 points, sd 0.1: -0.5 -+ 0.248
+        (
+            of_counts(-4, -5, -6),
+            "-0.50 [-0.75, -0.25]",
+            "no worse than full (margin 1.0): within the margin, but measurably worse",
+            "so at a margin of 1 point it is no worse, though measurably worse within that margin.",
+        ),
+        (
+            of_counts(4, 5, 6),
+            "+0.50 [+0.25, +0.75]",
+            "no worse than full (margin 1.0), and measurably better",
+            "so at a margin of 1 point it is no worse, and measurably better.",
+        ),
+    ],
+)
+def test_differences_have_their_own_sign_and_verdicts_say_worse_or_better(made, cell, verdict, clause):
+    (row,), text, (data,) = made.rows, to_markdown(made), to_json(made)["rows"]
+    better = "lower" if row.unit == "nats" else "higher"
+    assert f"{row.title} ({row.unit}, {better} is better)" in text and cell in text
+    assert f"- {row.title}: {verdict}" in text and data["verdict"]["text"].split("; ")[0] == verdict
+    assert sentence(made, row).endswith(clause) and cell.replace(" [", f" {row.unit} (95% t interval [") in sentence(made, row)
+    assert "measurably lower" not in text and "measurably higher" not in text
+    mean, low, high = (data["by_seed"][k] for k in ("mean", "low", "high"))
+    assert data["better"] == better and low < mean < high
+    assert mean == pytest.approx(data["candidate"]["mean"] - data["reference"]["mean"])
+    worse = mean > 0 if better == "lower" else mean < 0
+    for v in (data["verdict"], data["seed_verdict"]):
+        assert (v["measurably_worse"], v["measurably_better"], v["measurably_lower"]) == (worse, not worse, mean < 0)
+
+
+def test_a_single_run_with_a_higher_loss_differs_by_plus_something():
+    """Every row is 0.0003 nats worse, so the bootstrap interval has no width."""
+    rows = {f"q{i}": 5.5577 + 0.01 * (i - 2) for i in range(5)}
+    key = ("heldout", "nll_micro")
+    sides = [
+        run(m, 0, [Metric(*key, 5.5577 + d, 5, unit="nats", dataset_hash=HASH)]) for m, d in (("cluster", 0.0003), ("full", 0.0))
+    ]
+    c = compare_records(*sides, problems={"cluster-0": {key: {q: v + 0.0003 for q, v in rows.items()}}, "full-0": {key: rows}})
+    text, (row,) = to_markdown(c), c.rows
+    assert row.verdict.kind == NO_WORSE and row.basis == "problems"
+    assert "+0.0003 none (n < 3)" in text and "+0.0003 [+0.0003, +0.0003]" in text and "-0.0003" not in text
+    assert "is +0.0003 nats (95% paired bootstrap interval [+0.0003, +0.0003];" in sentence(c, row)
+    assert "reaches 5.5580 and full 5.5577 nats (lower is better);" in sentence(c, row)
+    data = to_json(c)
+    assert data["rows"][0]["by_problem"]["mean"] == pytest.approx(0.0003) and "candidate minus reference" in data["signs"]
+    assert data["rows"][0]["problem_verdict"]["measurably_worse"] is True
+
+
+def costing(runs: int, a: float, b: float):
+    return compare_groups(
+        [run("cluster", s, [metric(70)], cost={"selection_seconds": a}) for s in range(runs)],
+        [run("random", s, [metric(70 + s)], cost={"selection_seconds": b}) for s in range(runs)],
+    )
+
+
+def test_no_percentage_of_next_to_no_seconds_and_a_note_on_speed():
+    for base, line in ((0.0007, "6.5 against 0.0"), (0.0, "6.5 against 0.0"), (0.099, "6.5 against 0.1")):
+        assert (
+            f"selection seconds: {line}\nSeconds are of this machine at that time; one run a side says nothing about speed.\n"
+            in (to_markdown(costing(1, 6.5, base)))
+        )
+    text = to_markdown(costing(3, 0.2, 0.1))
+    assert "selection seconds: 0.2 against 0.1 (+100.0 %)\nSeconds are of this machine at that time.\n" in text
+    assert "Seconds" not in to_markdown(of_counts(4, 5, 6)) and to_json(of_counts(4, 5, 6))["costs_note"] == ""
+
+
+def test_a_folder_that_is_selected_only_is_told_what_comes_next(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    on_disk(Path("other/run"), run("full", 0, [metric(80)]), outcomes(80, 8, 164)[1])
+    Path("my sub/run/abc/train").mkdir(parents=True)
+    for name in ("header.json", "selection.parquet"):
+        Path("my sub", name).touch()
+    assert command(["compare", "my sub", "other"]) == 2
+    whole = "error: my sub has no evaluated run yet: clusterft train 'my sub', then clusterft eval 'my sub'\n"
+    assert capsys.readouterr().err == whole
+    Path("my sub/run/abc/train/result.json").touch()
+    assert command(["compare", "other", "my sub"]) == 2
+    assert capsys.readouterr().err == "error: my sub has no evaluated run yet: clusterft eval 'my sub'\n"
+
+
+def test_several_folders_with_commas_are_the_runs_of_one_side(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for s, count in enumerate(CLUSTER[:3]):
+        on_disk(Path(f"a{s}/run"), run("cluster", s, [metric(count)]), {})
+        on_disk(Path(f"b{s}/run"), run("full", s, [metric(FULL[s])]), {})
+    assert command(["compare", "a0,a1, a2", "b0,b1,b2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds"] == [0, 1, 2]
+
+
+# -- a margin that is large against what training gained
+
+
+def trained(first: float | None, last: float | None) -> list[RunRecord]:
+    return [replace(r, train={"first_loss": first, "last_loss": last}) for r in losses("full", [5.50, 5.51, 5.52])]
+
+
+def test_a_margin_that_is_large_against_the_gain_is_remarked_on():
+    c = of_losses(0.002, 0.003, 0.004)
+    assert margin_notes(c, trained(2.0, 1.98)) == [
+        "the margin of 0.01 nats is 50 % of what training gained (training loss of full, first step minus last: +0.0200 nats): "
+        "'no worse' says little here"
+    ]
+    assert margin_notes(c, trained(2.0, 1.5)) == margin_notes(c, trained(2.0, 1.96)) == []  # 2 % and 25 %
+    (note,) = margin_notes(c, trained(2.0, 2.01))
+    assert "gained nothing" in note and "-0.0100 nats" in note
+    mixed = [*trained(2.0, 1.97)[:2], *trained(2.0, 2.0)[2:]]  # gains 0.03, 0.03 and 0: 0.02 on average
+    assert "is 50 % of what" in margin_notes(c, mixed)[0]
+    (open_note,) = margin_notes(of_losses(0.008, 0.010, 0.012), trained(2.0, 1.98))
+    assert open_note.endswith("'no worse' would say little here")
+
+
+def test_nothing_is_remarked_where_nothing_is_known_or_no_loss_is_judged():
+    c = of_losses(0.002, 0.003, 0.004)
+    assert margin_notes(c, losses("full", [5.5])) == margin_notes(c, trained(2.0, None)) == []
+    assert margin_notes(c, trained(2.0, float("nan"))) == []
+    assert margin_notes(of_losses(0.048, 0.050, 0.052), trained(2.0, 1.98)) == []  # worse even at that margin
+    assert margin_notes(of_counts(4, 5, 6), trained(2.0, 1.98)) == []
+
+
+def test_the_remark_on_the_margin_is_printed(tmp_path, capsys):
+    for record in [*losses("cluster", [5.502, 5.513, 5.524]), *trained(2.0, 1.98)]:
+        (tmp_path / record.run_id).mkdir()
+        (tmp_path / record.run_id / "record.json").write_text(json.dumps(record.to_json()))
+    sides = [",".join(f"{m}-{s}" for s in range(3)) for m in ("cluster", "full")]
+    assert main([*sides, "--runs-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("- the margin of 0.01 nats is 50 % of what training gained") == 1
+    assert main([*sides, "--runs-dir", str(tmp_path), "--margin-nats", "0.004"]) == 0
+    assert "what training gained" not in capsys.readouterr().out

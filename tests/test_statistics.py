@@ -231,7 +231,15 @@ def test_expanded_bootstrap_covers_like_a_t_interval_on_few_values():
 )
 def test_verdict_on_intervals(low, high, kind, lower):
     v = judge(low, high, 1.0)
-    assert (v.kind, v.measurably_lower) == (kind, lower)
+    assert (v.kind, v.measurably_lower, v.measurably_better) == (kind, lower, False)
+
+
+def test_an_interval_above_zero_is_measurably_better_and_words_can_be_chosen():
+    better = judge(0.1, 0.9, 1.0)
+    assert (better.kind, better.measurably_lower, better.measurably_better) == (NO_WORSE, False, True)
+    assert not judge(0.0, 0.9, 1.0).measurably_better and not judge(-0.9, 0.0, 1.0).measurably_lower
+    assert judge(-0.9, -0.1, 1.0).text("full", lower="worse").endswith("within the margin, but measurably worse")
+    assert judge(-1.5, -0.1, 1.0).text("full", lower="worse") == "cannot tell, measurably worse"
 
 
 def test_a_margin_of_nothing_is_refused():

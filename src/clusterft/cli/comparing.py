@@ -15,6 +15,10 @@ def run_compare(arguments: Sequence[str]) -> int:
 
 
 def runs_of(argument: str) -> str:
-    """The evaluated runs below a folder of `clusterft select`, with commas between them; any other argument as it is."""
-    runs = sorted(p.parent for p in Path(argument).glob("run/*/record.json")) if not argument.startswith("-") else []
-    return ",".join(map(str, runs)) if runs else argument
+    """The evaluated runs below folders of `clusterft select`, with commas between them; any other argument as it is."""
+    return argument if argument.startswith("-") else ",".join(map(_runs_of_one, argument.split(",")))
+
+
+def _runs_of_one(name: str) -> str:
+    runs = sorted(p.parent for p in Path(name.strip()).glob("run/*/record.json"))
+    return ",".join(map(str, runs)) if runs else name
