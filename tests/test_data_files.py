@@ -254,7 +254,7 @@ def test_source_lines_out_of_any_container(tmp_path: Path, compress) -> None:
         ("x.jsonl", "ab\n".encode("utf-16-le"), "without a byte order mark.*iconv"),
         ("x.json", b'{\n "data": [1]\n}', "one JSON object over several lines"),
         ("x.csv", b"a,a\n1,2\n", "column name occurs twice"),
-        ("x.csv", b"instruction,output\nq,\xff\n", "not valid utf-8.*iconv"),
+        ("x.csv", b"instruction,output\nq,\xff\n", "line 2: byte 3 of the line is not UTF-8.*iconv"),
         ("x.parquet", b"PAR1 nonsense", "Parquet file is damaged"),
     ],
 )

@@ -22,14 +22,17 @@ from clusterft.conversation import Refusal
 from clusterft.formats import FORMATS, Draft, Format, parse_row, recognise, resolve_format, vote
 from clusterft.load_report import FileReport, LineIndex, LoadReport
 from clusterft.records import Example, Pool, Rejection, content_id
+from clusterft.source_paths import expand_paths, expand_with_notes
 from clusterft.sources import DataError, RawRow, read_rows
+from clusterft.tabular import separator_notes
 from clusterft.text_rules import is_placeholder
+
+__all__ = ["Pools", "expand_paths", "group_of", "layouts", "load_pool", "refuse_rejected"]
 
 KINDS = ("hub", "files", "stdlib", "medical_smoke")
 MEDICAL_POOL = Path(__file__).parent / "assets" / "medical_smoke_instruct.jsonl"
 CountTokens = Callable[[Sequence[Example]], Sequence[int]]
 _PEEK_ROWS = 64
-_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def load_pool(
                 f"data.{option} is {value}; expected {'at least 1, or null' if option == 'max_rows' else '0 or more'}"
             )
     collector = _Collector(cfg, strict)
-    for source, kind, rows in _open_sources(cfg, assets_dir):
+    for source, kind, rows in _open_sources(cfg, assets_dir, collector.found):
         collector.read(source, kind, rows)
     if count_tokens is not None and cfg.max_row_tokens is not None:
         collector.drop_long_rows(count_tokens, cfg.max_row_tokens)
@@ -80,7 +83,7 @@ def refuse_rejected(rejected: Sequence[Rejection]) -> None:
         )
 
 
-def _open_sources(cfg: Any, assets_dir: str | Path | None) -> Iterator[tuple[str, str, Iterator[RawRow]]]:
+def _open_sources(cfg: Any, assets_dir: str | Path | None, notes: list[str]) -> Iterator[tuple[str, str, Iterator[RawRow]]]:
     if cfg.kind == "hub":
         from clusterft.hub import hub_rows
 
@@ -88,27 +91,13 @@ def _open_sources(cfg: Any, assets_dir: str | Path | None) -> Iterator[tuple[str
     elif cfg.kind == "stdlib":
         yield from _stdlib_sources(assets_dir)
     else:
-        for path in [MEDICAL_POOL] if cfg.kind == "medical_smoke" else expand_paths(cfg.path):
-            yield str(path), *read_rows(path)
-
-
-def expand_paths(path: Any) -> list[Path]:
-    """One or several files or folders to files: in the order given, a folder's files by name. Raises DataError."""
-    if not path or path == "???":
-        raise DataError("data.path is not set; name a file, a folder or a list of files, for example data.path=my.jsonl")
-    given = [path] if isinstance(path, str | Path) else list(path)
-    out: list[Path] = []
-    for one in map(Path, given):
-        if not one.is_dir():
-            if one.exists() and not one.is_file():
-                raise DataError(f"{one}: a pipe or a device can be read only once; write the rows to a file and name that")
-            out.append(one)
-            continue
-        inside = sorted(p for p in one.iterdir() if p.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES))
-        if not inside:
-            raise DataError(f"{one}: the folder holds no data files ({', '.join(_SUFFIXES)}, also with .gz or .zst)")
-        out += inside
-    return out
+        files, unread = ([MEDICAL_POOL], ()) if cfg.kind == "medical_smoke" else expand_with_notes(cfg.path)
+        notes += unread
+        for path in files:
+            kind, rows = read_rows(path)
+            if kind == "csv":
+                notes += separator_notes(path)
+            yield str(path), kind, rows
 
 
 def _stdlib_sources(assets_dir: str | Path | None) -> Iterator[tuple[str, str, Iterator[RawRow]]]:
@@ -140,6 +129,7 @@ class _Collector:
         self.copies: dict[str, int] = {}
         self.duplicate_lines: list[tuple[tuple[str, int], tuple[str, int]]] = []
         self.noted: dict[str, list[tuple[str, int]]] = {}
+        self.found: list[str] = []  # notes of those who opened the sources
 
     def read(self, source: str, kind: str, rows: Iterator[RawRow]) -> None:
         head = list(islice(rows, _PEEK_ROWS))
@@ -147,9 +137,12 @@ class _Collector:
         formats: dict[str, int] = {}
         index = self.index.setdefault(source, LineIndex())
         prefix = self.cfg.instruction_prefix  # read once: a configuration node answers a hundred times slower than a local name
-        count, kept = 0, len(self.examples)
+        count, kept, last, nth = 0, len(self.examples), 0, 0
         for raw in chain(head, rows):
             count += 1
+            last, nth = raw.line, nth + 1 if raw.line == last else 0
+            if raw.offset >= 0:
+                index.add(raw.line, raw.offset, raw.size)
             layout = self.layout or FORMATS.get(recognise(raw.value) or usual or "alpaca")
             assert layout is not None
             draft = raw.refusal or parse_row(raw.value, layout, prefix)
@@ -157,9 +150,9 @@ class _Collector:
                 self._reject(source, raw.line, draft)
                 continue
             formats[layout.name] = formats.get(layout.name, 0) + 1
-            self._keep(source, raw.line, draft)
-            if raw.offset >= 0:
-                index.add(raw.line, raw.offset, raw.size)
+            key = self._keep(source, raw.line, draft)
+            if nth:
+                index.nth[key] = nth
         self.files.append(FileReport(source, kind, count, len(self.examples) - kept, formats))
 
     def _reject(self, source: str, line: int, refusal: Refusal) -> None:
@@ -168,7 +161,7 @@ class _Collector:
             refuse_rejected([rejection])
         self.rejected.append(rejection)
 
-    def _keep(self, source: str, line: int, draft: Draft) -> None:
+    def _keep(self, source: str, line: int, draft: Draft) -> str:
         key = content_id(draft.prompt, draft.response, draft.input, draft.turns)
         first = self.first.setdefault(key, len(self.examples))
         if first < len(self.examples):
@@ -180,6 +173,7 @@ class _Collector:
         if is_placeholder(draft.response):
             self.noted.setdefault("placeholder_response", []).append((source, line))
         self.examples.append(Example(key, draft.prompt, draft.response, draft.input, source, line, draft.turns, draft.meta))
+        return key
 
     def drop_long_rows(self, count_tokens: CountTokens, limit: int) -> None:
         kept: list[Example] = []
@@ -217,6 +211,7 @@ class _Collector:
         return Pools(Pool(self.cfg.name, train, tuple(self.rejected)), Pool(f"{self.cfg.name}/heldout", heldout), report)
 
     def _notes(self) -> Iterator[str]:
+        yield from self.found
         read = sum(f.rows_read for f in self.files)
         if self.cfg.expected_rows is not None and read != self.cfg.expected_rows:
             yield f"{read:,} rows were read, expected are {self.cfg.expected_rows:,}: the data set may have changed"

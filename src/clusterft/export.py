@@ -2,7 +2,7 @@
 
     header.json             last, so that a header means a whole folder: hashes of data, model, template, configuration; versions
     selection.parquet       every row that could be chosen: id, file, line, cluster, distance, weight, kept (also as .jsonl)
-    subset.jsonl            the kept rows as they stand in the source, byte for byte, in source order
+    subset.jsonl            the kept rows as they stand in the source, with all columns, in source order (source_rows)
     heldout.jsonl           the rows set apart for the loss after training, likewise
     rejected.jsonl          what was set aside: file, line, reason
     messages.jsonl          the kept rows as role and content
@@ -29,8 +29,10 @@ from omegaconf import DictConfig, OmegaConf
 from clusterft import provenance
 from clusterft.atomic import write_atomic
 from clusterft.export_recipes import write_card, write_recipes
-from clusterft.export_rows import dataset_columns, messages, pool_table, source_lines, unsupervised_answers
+from clusterft.export_rows import dataset_columns, messages, pool_table, unsupervised_answers
+from clusterft.load_report import LoadReport
 from clusterft.records import Example, Rejection, Selection
+from clusterft.source_rows import source_lines
 from clusterft.store import StoreError, identity, run_id
 
 HEADER = "header.json"
@@ -73,9 +75,8 @@ def write_folder(
     table = pool_table(ready.pool.examples, selection, labels)
     _write_table(table, folder / "selection.parquet")
     write_lines(folder / "selection.jsonl", map(_json_line, _dicts(table)))
-    lines, own = source_lines(rows, ready.report)
-    write_lines(folder / "subset.jsonl", lines)
-    write_lines(folder / "heldout.jsonl", source_lines(ready.heldout_pool.examples, ready.report)[0])
+    own = _write_source_lines(folder / "subset.jsonl", rows, ready.report)
+    _write_source_lines(folder / "heldout.jsonl", ready.heldout_pool.examples, ready.report)
     rejected = (*ready.pool.rejected, *ready.heldout_pool.rejected)
     write_lines(folder / "rejected.jsonl", map(_rejection_line, rejected))
     write_lines(folder / "messages.jsonl", (_json_line({"messages": messages(e)}) for e in rows))
@@ -178,6 +179,20 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
         for line in lines:
             stream.write(line + b"\n")
     part.replace(path)
+
+
+def _write_source_lines(path: Path, examples: Sequence[Example], report: LoadReport) -> int:
+    """Writes the rows as their sources have them, one at a time; returns how many lines are the source's own bytes."""
+    own = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal own
+        for line, same in source_lines(examples, report):
+            own += same
+            yield line
+
+    write_lines(path, lines())
+    return own
 
 
 def _dicts(table: pa.Table) -> Iterator[dict[str, Any]]:

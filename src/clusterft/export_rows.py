@@ -1,18 +1,16 @@
-"""Chosen rows in the forms that trainers read: source lines, messages, a `datasets` table, the table of the whole pool.
+"""Chosen rows in the forms that trainers read: messages, a `datasets` table, the table of the whole pool.
 
-In: examples, the selection, the load report. Out: bytes and columns; `export` decides where they go. Every text column is plain
+In: examples and the selection. Out: columns; `export` decides where they go. Every text column is plain
 data: nothing from a row ever becomes part of a file name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from clusterft.load_report import LoadReport
 from clusterft.records import Example, Selection
 from clusterft.sources import DataError
 from clusterft.templates import turns_of
@@ -29,39 +27,6 @@ POOL_SCHEMA = pa.schema(
         "kept": pa.bool_(),
     }
 )
-
-
-def source_lines(examples: Sequence[Example], report: LoadReport) -> tuple[list[bytes], int]:
-    """One line a row without its ending, and how many are the source's own bytes.
-
-    The others come from formats without lines of their own (CSV, Parquet, an array element over several lines) and are written
-    as one JSON object with the texts of the row.
-    """
-    own: dict[int, bytes] = {}
-    for position, line in zip(*_with_bytes(examples, report), strict=True):
-        if b"\n" not in line and b"\r" not in line:
-            own[position] = line
-    return [own[i] if i in own else as_json(e) for i, e in enumerate(examples)], len(own)
-
-
-def _with_bytes(examples: Sequence[Example], report: LoadReport) -> tuple[list[int], list[bytes]]:
-    places = [i for i, e in enumerate(examples) if has_bytes(e, report)]
-    return places, report.source_lines([examples[i] for i in places])
-
-
-def has_bytes(example: Example, report: LoadReport) -> bool:
-    """True if the example's source keeps a line of its own."""
-    index = report.index.get(example.source)
-    return index is not None and index.find(example.line) is not None
-
-
-def as_json(example: Example) -> bytes:
-    """A row as one line of JSON in a layout that every loader here recognises."""
-    if example.turns:
-        value: dict[str, Any] = {"messages": messages(example)}
-    else:
-        value = {"instruction": example.prompt, "input": example.input, "output": example.response}
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def messages(example: Example) -> list[dict[str, str]]:

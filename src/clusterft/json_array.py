@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clusterft.conversation import Refusal
-from clusterft.sources import DECODER, DataError, RawRow, encoding_of, open_bytes
+from clusterft.sources import DECODER, DataError, RawRow, encoding_of, not_utf8, open_bytes
 
 BLOCK_BYTES = 1 << 20
 _SPACE = " \t\r\n"
@@ -33,7 +33,12 @@ class _Window:
         try:
             return self.decoder.decode(block, final)
         except UnicodeDecodeError as error:
-            raise DataError(f"{self.path}: not valid {self.encoding}; convert the file to UTF-8 with iconv") from error
+            where = (
+                not_utf8(self.path)
+                if self.encoding == "utf-8"
+                else f"not valid {self.encoding}; convert the file to UTF-8 with iconv"
+            )
+            raise DataError(f"{self.path}: {where}") from error
 
     def more(self, size: int = BLOCK_BYTES) -> bool:
         """Reads on; False at the end of the file."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,29 @@ SHOWN_REASONS = 20
 
 
 class LineIndex:
-    """Line number -> (offset, size) in the decompressed bytes of one file: 20 bytes a row."""
+    """Line number -> (offset, size) in the decompressed bytes of one file: 20 bytes a row.
+
+    A JSON list may stand on one line: `nth` holds, by id, how many rows start on a row's line before it, where any do.
+    """
 
     def __init__(self) -> None:
         self.lines, self.offsets, self.sizes = array("L"), array("Q"), array("I")
+        self.nth: dict[str, int] = {}
 
     def add(self, line: int, offset: int, size: int) -> None:
         self.lines.append(line)
         self.offsets.append(offset)
         self.sizes.append(size)
 
-    def find(self, line: int) -> tuple[int, int] | None:
-        at = bisect_left(self.lines, line)
-        if at == len(self.lines) or self.lines[at] != line:
+    def place(self, example: Example) -> tuple[int, int]:
+        """(line, rows that start on that line before it): the order of the file."""
+        return example.line, self.nth.get(example.id, 0)
+
+    def find(self, example: Example) -> tuple[int, int] | None:
+        """(offset, size) of an example's row, None where its format has no bytes."""
+        line, nth = self.place(example)
+        at = bisect_left(self.lines, line) + nth
+        if at >= len(self.lines) or self.lines[at] != line:
             return None
         return self.offsets[at], self.sizes[at]
 
@@ -148,29 +158,48 @@ class LoadReport:
         Raises DataError for CSV, Parquet and hub rows, which have no bytes of their own.
         """
         wanted = list(examples)
-        found: dict[tuple[str, int], bytes] = {}
-        for source in dict.fromkeys(e.source for e in wanted):
-            places = {e.line: self._place(e) for e in wanted if e.source == source}
-            with open_bytes(Path(source)) as stream:
-                at = 0
-                for line, (offset, size) in sorted(places.items(), key=lambda item: item[1]):
+        by_source: dict[str, list[int]] = {}
+        for i, example in enumerate(wanted):
+            by_source.setdefault(example.source, []).append(i)
+        found: dict[int, bytes] = {}
+        for source, positions in by_source.items():
+            ordered = sorted(positions, key=lambda i: self._place(wanted[i]))
+            found.update(zip(ordered, self.forward_lines(source, [wanted[i] for i in ordered]), strict=True))
+        return [found[i] for i in range(len(wanted))]
+
+    def forward_lines(self, source: str, examples: Iterable[Example]) -> Iterator[bytes]:
+        """Source lines of examples of one source that come in the order of the file, one at a time. Raises DataError."""
+        with open_bytes(Path(source)) as stream:
+            at, last, line = 0, -1, b""
+            for example in examples:
+                offset, size = self._place(example)
+                if offset != last:
                     _skip(stream, offset - at)
-                    found[source, line] = stream.read(size)
-                    at = offset + size
-        return [found[e.source, e.line] for e in wanted]
+                    last, line, at = offset, stream.read(size), offset + size
+                    if len(line) < size:
+                        raise DataError(f"{source}: the file became shorter while it was used; run the command again")
+                yield line
+
+    def has_bytes(self, example: Example) -> bool:
+        """True if the example's source keeps bytes of its own for it."""
+        index = self.index.get(example.source)
+        return index is not None and index.find(example) is not None
 
     def _place(self, example: Example) -> tuple[int, int]:
         index = self.index.get(example.source)
-        place = index.find(example.line) if index else None
+        place = index.find(example) if index else None
         if place is None:
             raise DataError(f"{example.source} line {example.line}: no source bytes; only UTF-8 JSON files keep them")
         return place
 
 
 def _skip(stream: Any, count: int) -> None:
-    """Reads on by `count` bytes: a compressed stream cannot seek."""
+    """Reads on by `count` bytes, or to the end: a compressed stream cannot seek."""
     while count > 0:
-        count -= len(stream.read(min(1 << 20, count)))
+        block = stream.read(min(1 << 20, count))
+        if not block:
+            return
+        count -= len(block)
 
 
 def _by_reason(rejected: Iterable[Rejection]) -> dict[str, list[Rejection]]:

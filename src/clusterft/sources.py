@@ -215,6 +215,21 @@ def physical_lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             offset += len(piece)
 
 
+def not_utf8(path: Path) -> str:
+    """Where a file that cannot be decoded first leaves UTF-8, and the remedy: "line 3: byte 7 of the line is not UTF-8; ..."."""
+    with open_bytes(path) as stream:
+        for number, (_, line) in enumerate(physical_lines(stream), 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return f"line {number}: {_not_utf8(error)}"
+    return "not valid utf-8; convert the file with iconv"
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"byte {error.start + 1} of the line is not UTF-8; convert the file with iconv"
+
+
 def _jsonl_utf8(path: Path) -> Iterator[RawRow]:
     with open_bytes(path) as stream:
         for number, (offset, line) in enumerate(physical_lines(stream), 1):
@@ -225,7 +240,7 @@ def _jsonl_utf8(path: Path) -> Iterator[RawRow]:
             try:
                 text = body.decode("utf-8")
             except UnicodeDecodeError as error:
-                refusal = Refusal("not_utf8", f"byte {error.start + 1} of the line is not UTF-8; convert the file with iconv")
+                refusal = Refusal("not_utf8", _not_utf8(error))
                 yield RawRow(number, None, refusal, offset + mark, len(body))
                 continue
             row = _parsed(number, text, ended=line.endswith((b"\n", b"\r")))
