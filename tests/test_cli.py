@@ -196,11 +196,50 @@ def test_select_keeps_the_share_that_was_asked_for(folder, data):
     )
 
 
+def test_every_row_that_was_read_lies_in_one_file_and_in_one_count(folder):
+    header = json.loads((folder / "header.json").read_text())
+    parts = (header["rejected"], header["heldout_rows"], header["validation_rows"], header["pool_rows"])
+    assert parts == (0, 3, 1, 40) and sum(parts) == header["data"]["load"]["rows_read"]
+    files = ("rejected", "heldout", "validation", "selection")
+    assert tuple(len((folder / f"{name}.jsonl").read_text().splitlines()) for name in files) == parts
+    assert "3 further rows are held out for the loss, 1 for selectors that match rows." in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--set", "seed=9"], "this command sets seed itself"),
+        (["--set", "data.holdout_rows=7"], "--set data.holdout_rows: this command sets --holdout itself"),
+        (["--set", "+zzz=1"], "a setting that nothing reads"),
+        (["--selector", "less", "--holdout", "2"], "use --holdout 3 or more"),
+        (["--set", "trainer.lerning_rate=1"], "no such key"),
+        (["--set", "trainer.epochs=0"], "at least one pass"),
+        (["--set", "trainer.learning_rate=-1"], "no rate above 0"),
+        (["--set", "trainer.learning_rate=nan"], "no rate above 0"),
+        (["--out", "/dev/null/x"], "Not a directory: /dev/null/x"),
+        (["--out", "x" * 300], "File name too long"),
+    ],
+)
+def test_wrong_settings_and_places_are_refused_before_any_work(data, tmp_path, monkeypatch, capsys, more, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(capsys, "select", str(data), "--model", "tiny", "--selector", "random", "--rows", "5", *more)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_writes_nothing_and_says_what_would_be_written(data, tmp_path, capsys):
     assert select(data, tmp_path / "no", "--rows", "10", "--dry-run") == 0
     text = capsys.readouterr().out
     assert not (tmp_path / "no").exists()
-    for fact in ("10 rows", "measured: 20 rows", "about", "selection.parquet", "trl_example.py", str(tmp_path / "no")):
+    for fact in (
+        str(tmp_path / "no"),
+        "10 rows",
+        "measured: 20 rows",
+        "about",
+        "trl_example.py",
+        "selection.parquet",
+        "report.html",
+        "44 rows read, 0 set aside, 4 held out, 40 to choose from",
+    ):
         assert fact in text
 
 
@@ -232,6 +271,7 @@ def test_the_command_in_the_header_says_the_same_request_again():
         fields=(("prompt", "a b"),),
         settings=("trainer.epochs=1",),
     )
+    assert "select ./-dash.jsonl --model" in command_of(Request((Path("-dash.jsonl"),), "tiny", rows=1), Path("o"))
     words = shlex.split(command_of(request, Path("o")))
     args = parser().parse_args(words[1:])
     assert request_of(args).__dict__ | {"progress": False} == request.__dict__
@@ -274,6 +314,9 @@ def test_folders_that_are_not_ready_are_refused_with_the_next_command(folder, tm
     assert "select again to change it" in refused(capsys, "train", str(folder), "--set", "data.template=chat")
     assert "trainer.epoch" in refused(capsys, "train", str(folder), "--set", "trainer.epoch=2")
     assert "write KEY=VALUE" in refused(capsys, "train", str(folder), "--set", "trainer.epochs")
+    assert "'abc' is no number" in refused(capsys, "train", str(folder), "--set", "trainer.learning_rate=abc")
+    assert "'nan' is no number" in refused(capsys, "train", str(folder), "--learning-rate", "nan")
+    assert "no rate above 0" in refused(capsys, "train", str(folder), "--learning-rate", "-1")
 
 
 def test_data_that_changed_since_are_refused_before_any_work(data, tmp_path, capsys):

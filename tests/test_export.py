@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from clusterft import api
-from clusterft.api import check_share, floor_share, open_folder, select
+from clusterft.api import check_share, open_folder, reachable_share, select
 from clusterft.composing import Request, compose_request, default_holdout, model_choice, plain_name
 from clusterft.exact import floor_product
 from clusterft.export_recipes import markdown
@@ -185,9 +185,9 @@ def test_keep_is_the_share_in_the_end_and_an_unreachable_one_names_the_largest()
         check_share("0.61", 100, sizes)
     with pytest.raises(UserError, match="fewer than the 3 clusters"):
         check_share("0.02", 100, sizes)
-    for n, most in ((97, 61), (1003, 333), (7, 7), (100, 29)):
-        share = floor_share(most, n)
-        assert floor_product(share, n) <= most < floor_product(share, n) + n * 1e-4 + 1
+    for n, most in ((97, 61), (1003, 333), (7, 7), (100, 29), (260, 60), (54, 32), (4_999_999, 3_333_331)):
+        share = reachable_share(most, n)
+        assert floor_product(share, n) == most
 
 
 @pytest.mark.parametrize(

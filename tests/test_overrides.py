@@ -56,3 +56,13 @@ def test_an_explain_without_its_words_shows_how_it_is_written():
     for words in (["table2"], ["table2", "CluSTER r=1.00"], ["table2", "CluSTER r=1.00", "+scale=laptop"]):
         with pytest.raises(UserError, match="--explain table2"):
             spelled_out(["--explain", *words])
+
+
+@pytest.mark.parametrize("argument", ["+zzz=1", "+trainer.lerning_rate=1", "++trainer.epochs=1", "+seed=1"])
+def test_nothing_is_added_that_nothing_reads(argument):
+    with pytest.raises(UserError, match="would add a setting that nothing reads"):
+        check_command_line([argument])
+
+
+def test_groups_and_hydras_own_settings_are_added():
+    check_command_line(["+experiment=table2", "+scale=laptop", "+hydra.verbose=true"])

@@ -251,7 +251,7 @@ def check_share(keep: str, n: int, sizes: np.ndarray) -> None:
     if wanted > most:
         raise UserError(
             f"keep {keep} asks for {wanted:,} of {n:,} rows, but {k} equal clusters give at most K n_min = {k} x {smallest} = "
-            f"{most:,}, a share of {floor_share(most, n)}; keep at most that, use fewer clusters, or say --rows {wanted}, which "
+            f"{most:,}, a share of {reachable_share(most, n)}; keep at most that, use fewer clusters, or say --rows {wanted}, which "
             "fills up evenly from the larger clusters"
         )
     if wanted < k:
@@ -260,6 +260,7 @@ def check_share(keep: str, n: int, sizes: np.ndarray) -> None:
         )
 
 
-def floor_share(most: int, n: int) -> str:
-    """most / n as a decimal text, rounded down, so that it can be asked for: floor(text * n) is at most `most`."""
-    return f"{most * 10**4 // n / 10**4:.4f}"
+def reachable_share(most: int, n: int) -> str:
+    """A short decimal text with floor(text * n) = most, so that it can be asked for."""
+    digits = max(4, len(str(n)))
+    return f"{-(-most * 10**digits // n) / 10**digits:.{digits}f}"

@@ -49,6 +49,9 @@ def said_plainly(words: Callable[[str], str] = str) -> Iterator[None]:
     try:
         with leaving_on_signals():
             yield
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from what is finished", file=sys.stderr)
+        sys.exit(130)  # 128 + SIGINT, as a shell has it
     except (UserError, StoreError, ValueError, FileNotFoundError, OmegaConfBaseException) as problem:
         _leave(words(str(problem)))
     except RuntimeError as problem:
@@ -61,12 +64,18 @@ def said_plainly(words: Callable[[str], str] = str) -> Iterator[None]:
         _leave(words(f"{what}; nothing finished before was lost, {_REMEDIES[problem.errno]} and run the same command again"))
 
 
+_OTHER_NAME = "name another place"
 _ELSEWHERE = "point runtime.runs_dir and runtime.cache_dir to folders that can be written to"
 _REMEDIES = {
     errno.ENOSPC: "free some room",
     errno.EDQUOT: "free some of your quota",
     errno.EROFS: _ELSEWHERE,
     errno.EACCES: _ELSEWHERE,
+    errno.ENOTDIR: _OTHER_NAME,
+    errno.EISDIR: _OTHER_NAME,
+    errno.EEXIST: _OTHER_NAME,
+    errno.ENAMETOOLONG: _OTHER_NAME,
+    errno.ELOOP: _OTHER_NAME,
 }
 """What a person can do about a disk: error number -> part of a sentence."""
 

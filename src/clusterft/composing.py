@@ -19,12 +19,12 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from clusterft.app import register_schema
 from clusterft.data import expand_paths
 from clusterft.exact import decimal_ratio
-from clusterft.overrides import UserError
+from clusterft.overrides import UserError, check_additions, one_sentence
 from clusterft.sources import read_rows
 from clusterft.text_rules import has_lone_surrogate
 
@@ -82,12 +82,16 @@ def compose_request(request: Request) -> DictConfig:
     _check_budget(request)
     paths = data_paths(request.data)
     chosen, model = model_choice(request.model)
+    check_additions(request.settings)
     cfg = composed([f"selector={request.selector}", f"model={chosen}", *request.settings])
+    asked = {key: OmegaConf.select(cfg, key) for key in (s.partition("=")[0].lstrip("+") for s in request.settings)}
     cfg.data.name = plain_name(paths[0])
     cfg.data.path = [str(p) for p in paths]
     cfg.data.holdout_rows = default_holdout(paths) if request.holdout is None else request.holdout
     # Two thirds of few held-out rows are still scored; only LESS looks at the others.
     cfg.data.validation.rows = min(cfg.data.validation.rows, cfg.data.holdout_rows // 3)
+    if request.selector == "less" and cfg.data.validation.rows < 1:
+        raise UserError(f"selector less matches held-out rows, and {cfg.data.holdout_rows} are too few; use --holdout 3 or more")
     cfg.data.fields = dict(request.fields) or cfg.data.fields
     if request.file_format is not None:
         cfg.data.file_format = request.file_format
@@ -107,6 +111,10 @@ def compose_request(request: Request) -> DictConfig:
         cfg.selector.proxy.model = None  # its proxy is the run's own model: nothing to fetch
     if not Path(cfg.runtime.assets_dir).is_absolute():
         cfg.runtime.assets_dir = str(assets_dir(cfg.runtime.assets_dir))
+    for key, value in asked.items():
+        found = OmegaConf.select(cfg, key)
+        if key != "runtime.assets_dir" and found != value and value == value:  # NaN is refused by its own check
+            raise UserError(f"--set {key}: this command sets {key} itself, by a flag or from the data; --help lists the flags")
     return cfg
 
 
@@ -117,12 +125,13 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return compose("config", overrides=["+scale=local", *overrides])
     except HydraException as problem:
-        raise UserError(f"the settings cannot be composed: {' '.join(str(problem).split())[:300]}") from problem
+        raise UserError(f"--set: {one_sentence(problem)}") from problem
 
 
 def command_of(request: Request, out: Path) -> str:
     """The command line of a request, quoted for a shell: what a report says to repeat it."""
-    words = ["clusterft", "select", *map(str, request.data), "--model", request.model, "--selector", request.selector]
+    files = [f"./{path}" if str(path).startswith("-") else str(path) for path in request.data]
+    words = ["clusterft", "select", *files, "--model", request.model, "--selector", request.selector]
     options = ("keep", "rows", "ratio", "clusters", "seed", "template", "max_length", "holdout", "device", "file_format")
     for name in options:
         value = getattr(request, name)

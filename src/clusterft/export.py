@@ -4,6 +4,7 @@
     selection.parquet       every row that could be chosen: id, file, line, cluster, distance, weight, kept (also as .jsonl)
     subset.jsonl            the kept rows as they stand in the source, with all columns, in source order (source_rows)
     heldout.jsonl           the rows set apart for the loss after training, likewise
+    validation.jsonl        held-out rows that only selectors which match rows look at (LESS), likewise
     rejected.jsonl          what was set aside: file, line, reason
     messages.jsonl          the kept rows as role and content
     dataset/                `datasets.load_from_disk`, with a data card
@@ -43,6 +44,7 @@ FILES = (
     "selection.jsonl",
     "subset.jsonl",
     "heldout.jsonl",
+    "validation.jsonl",
     "rejected.jsonl",
     "messages.jsonl",
     "dataset/",
@@ -77,6 +79,7 @@ def write_folder(
     write_lines(folder / "selection.jsonl", map(_json_line, _dicts(table)))
     own = _write_source_lines(folder / "subset.jsonl", rows, ready.report)
     _write_source_lines(folder / "heldout.jsonl", ready.heldout_pool.examples, ready.report)
+    _write_source_lines(folder / "validation.jsonl", ready.validation_examples, ready.report)
     rejected = (*ready.pool.rejected, *ready.heldout_pool.rejected)
     write_lines(folder / "rejected.jsonl", map(_rejection_line, rejected))
     write_lines(folder / "messages.jsonl", (_json_line({"messages": messages(e)}) for e in rows))
@@ -103,6 +106,7 @@ def make_header(cfg: DictConfig, ready: Any, selection: Selection) -> dict[str, 
         "budget": selection.budget,
         "pool_rows": len(ready.pool),
         "heldout_rows": len(ready.heldout_pool),
+        "validation_rows": len(ready.validation_examples),
         "share": selection.budget / len(ready.pool),
         "seed": cfg.seed,
         "pool_fingerprint": selection.pool_fingerprint,

@@ -77,6 +77,7 @@ Chosen for fine-tuning by the package `clusterft` {version}. Load it with `datas
 |---|---|
 | rows kept | {rows} of {pool} ({share:.1%}) |
 | rows held out for the loss after training | {heldout} |
+| further rows held out for selectors that match rows | {validation} |
 | rows set aside before the choice | {rejected} (see `rejected.jsonl`) |
 | model whose gradients were looked at | {model} |
 | prompt format | {template}, at most {max_length} tokens |
@@ -160,6 +161,7 @@ def write_card(path: Path, header: Mapping[str, Any]) -> None:
         method=header["method"],
         version=header["versions"].get("clusterft", "from a checkout"),
         heldout=header["heldout_rows"],
+        validation=header["validation_rows"],
         rejected=header["rejected"],
         model=markdown(header["model"]["name"]),
         template=header["template"]["name"],

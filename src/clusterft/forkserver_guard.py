@@ -7,6 +7,6 @@ ignored: one that reaches a rank in its first milliseconds then waits until that
 
 import signal
 
-BLOCKED = (signal.SIGTERM, signal.SIGUSR1)
+BLOCKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)

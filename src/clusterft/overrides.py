@@ -40,8 +40,23 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+ADDED = ("experiment", "scale")
+"""The groups that a person adds with `+`. Anything else added is a setting that nothing reads, a misspelt one mostly."""
+
+
+def check_additions(arguments: Sequence[str]) -> None:
+    """Raises UserError for `+key=value` with a key that is neither a group to add nor Hydra's own."""
+    for argument in arguments:
+        key = argument.partition("=")[0].lstrip("+")
+        if argument.startswith("+") and key.partition("@")[0] not in ADDED and not key.startswith("hydra"):
+            raise UserError(
+                f"{argument}: '+' would add a setting that nothing reads; a known one is changed without it, and --cfg job prints them all"
+            )
+
+
 def check_command_line(arguments: Sequence[str]) -> None:
     """Raises UserError for orders and values that would be taken silently; warns on stderr about sweeps over data files."""
+    check_additions(arguments)
     keys = [a.split("=", 1)[0] for a in arguments]
     if "+scale" in keys and "+experiment" in keys and keys.index("+scale") < keys.index("+experiment"):
         raise UserError(

@@ -5,6 +5,7 @@ Each check raises PreflightError with one sentence that names what was asked, wh
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -55,6 +56,10 @@ def check_sizes(cfg: DictConfig) -> None:
         raise PreflightError(
             f"trainer.global_batch {trainer.global_batch} is below trainer.workers {trainer.workers}; each needs a row"
         )
+    if trainer.epochs < 1:
+        raise PreflightError(f"trainer.epochs={trainer.epochs}: at least one pass over the rows is needed")
+    if not (math.isfinite(trainer.learning_rate) and trainer.learning_rate > 0):
+        raise PreflightError(f"trainer.learning_rate={trainer.learning_rate} is no rate above 0, such as 5e-5")
     if cfg.seed < 0:
         raise PreflightError(f"seed {cfg.seed} is negative; use 0, 1, 2, ...")
 

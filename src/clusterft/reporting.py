@@ -44,9 +44,15 @@ def report_result(result: SelectResult, cfg: DictConfig, ready: Any, others: Map
         have["gradient_proxy"].rows if "gradient_proxy" in have else None,
         labels=labels_on_disk(result.folder),
         heldout=ready.heldout_pool,
+        validation_rows=len(ready.validation_examples),
         others=others,
         command=result.header["command"],
-        cost=Cost(wall_seconds=seconds["selection_seconds"]),
+        cost=Cost(
+            wall_seconds=seconds["selection_seconds"],
+            cpu_seconds=seconds["selection_cpu_seconds"],
+            forward_passes=seconds["forward_passes"],
+            backward_passes=seconds["backward_passes"],
+        ),
         seconds={"features": seconds["feature_seconds"], "choice": seconds["choose_seconds"]},
     )
     return write_report(facts, result.folder)

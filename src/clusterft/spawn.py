@@ -122,7 +122,7 @@ def _child(
     from clusterft import distributed
 
     threading.Thread(target=_die_with_parent, args=(pipe,), daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # blocked by forkserver_guard
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*WATCHED, signal.SIGINT))  # blocked by forkserver_guard
     # A server that was running already knows nothing of what the parent's environment has become.
     os.environ.clear()
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo"} | environment)
@@ -134,6 +134,7 @@ def _child(
     except distributed.Preempted as stop:
         report, code = Report(rank, "preempted", str(stop)), distributed.EXIT_PREEMPTED
     except BaseException as error:  # a rank's last act is to say why, KeyboardInterrupt and SystemExit included
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal and the parent both send it
         report = Report(rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
     pipe.send(report)
     if code == 0:

@@ -31,7 +31,7 @@ from clusterft.kmeans import check_feasible
 from clusterft.load_report import LoadReport
 from clusterft.models import load_model, load_tokenizer
 from clusterft.prompting import encode_pool, row_lengths
-from clusterft.records import Cost, Encoded, Pool, Selection
+from clusterft.records import Cost, Encoded, Example, Pool, Selection
 from clusterft.row_io import read_rows, write_rows
 from clusterft.seeding import generator, seed_hash
 from clusterft.segments import selection_folder
@@ -55,6 +55,7 @@ class Prepared:
     heldout_groups: tuple[str, ...]
     heldout_pool: Pool
     validation: Validation
+    validation_examples: tuple[Example, ...]
     report: LoadReport
 
 
@@ -87,9 +88,9 @@ def prepare(cfg: DictConfig, *, strict: bool = False) -> Prepared:
     heldout_pool, heldout = encode_pool(pools.heldout, tokenizer, cfg.data.template, cfg.trainer.max_length, **limits)
     if strict:
         refuse_rejected([*pool.rejected, *heldout_pool.rejected])
-    validation, heldout_pool, heldout = cut_heldout(cfg, heldout_pool, heldout)
+    validation, matched, heldout_pool, heldout = cut_heldout(cfg, heldout_pool, heldout)
     groups = tuple(group_of(e, cfg.data.group_field) for e in heldout_pool.examples)
-    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool, validation, pools.report)
+    return Prepared(pool, encoded, tokenizer, heldout, groups, heldout_pool, validation, matched, pools.report)
 
 
 def make_selector(cfg: DictConfig) -> Selector:

@@ -19,7 +19,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from clusterft.prompting import encode_pool
-from clusterft.records import Encoded, Pool
+from clusterft.records import Encoded, Example, Pool
 from clusterft.validation_sets import Subtasks, check_no_leak, load_code_subtasks, load_medical_subtasks, split_heldout
 
 KINDS = ("heldout", "code_subtasks", "medical_subtasks")
@@ -31,17 +31,20 @@ def check_kind(kind: str) -> None:
         raise ValueError(f"data.validation.kind {kind!r} is unknown; known are {', '.join(KINDS)}")
 
 
-def cut_heldout(cfg: DictConfig, heldout: Pool, encoded: tuple[Encoded, ...]) -> tuple[Validation, Pool, tuple[Encoded, ...]]:
-    """(validation by subtask, the pool that is left, its encoded rows). Nothing is cut for the kinds that come from elsewhere, nor where
+def cut_heldout(
+    cfg: DictConfig, heldout: Pool, encoded: tuple[Encoded, ...]
+) -> tuple[Validation, tuple[Example, ...], Pool, tuple[Encoded, ...]]:
+    """(validation by subtask, its rows, the pool that is left, that one's encoded rows). Nothing is cut for the kinds that come from elsewhere, nor where
     the held-out rows do not suffice for both parts: a selector that needs them is then refused, the others need not care.
     """
     check_kind(cfg.data.validation.kind)
     rows = cfg.data.validation.rows
     if cfg.data.validation.kind != "heldout" or not 1 <= rows < len(heldout):
-        return {}, heldout, encoded
+        return {}, (), heldout, encoded
     validation, left = split_heldout(heldout, rows)
     by_id = {row.id: row for row in encoded}
-    return {"heldout": tuple(by_id[i] for i in validation.ids)}, left, tuple(by_id[i] for i in left.ids)
+    cut = {"heldout": tuple(by_id[i] for i in validation.ids)}
+    return cut, validation.examples, left, tuple(by_id[i] for i in left.ids)
 
 
 def subtasks_elsewhere(cfg: DictConfig, pool: Pool, tokenizer: Any) -> Validation:
@@ -52,8 +55,8 @@ def subtasks_elsewhere(cfg: DictConfig, pool: Pool, tokenizer: Any) -> Validatio
     node = cfg.data.validation
     if node.kind == "heldout":
         raise ValueError(
-            f"this selector needs validation rows: set data.holdout_rows above data.validation.rows ({node.rows}), so that some rows "
-            "can be matched and others scored"
+            f"this selector needs validation rows: data.holdout_rows={cfg.data.holdout_rows} must be above data.validation.rows, now "
+            f"{node.rows} and at least 1, so that some rows can be matched and others scored"
         )
     found = code_rows(cfg) if node.kind == "code_subtasks" else load_medical_subtasks(node.rows, get_object(node.is_tested))
     check_no_leak(found, ids=set(pool.ids), texts=[], against=f"pool {pool.name}")

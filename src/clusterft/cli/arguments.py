@@ -31,10 +31,19 @@ FLAGS = {
 """Settings of conf/ -> what a person types here."""
 
 
+OTHER_WORDS = {
+    r"data\.path": "the path",
+    r"try \+scale=laptop, which needs neither GPU nor network": "--device cpu needs none",
+}
+"""What has no flag of its own, and what only `run.py` offers."""
+
+
 def in_flags(message: str) -> str:
     """A message about settings in the terms of this command line; a setting without a flag is one for --set."""
-    for key, flag in FLAGS.items():
-        message = re.sub(rf"(?<![\w.]){key}(?![\w.]*\w)=?", lambda found, flag=flag: _worded(found, flag), message)
+    for key, flag in (FLAGS | OTHER_WORDS).items():
+        message = re.sub(
+            rf"(?<![\w.~])(?<!override )(?<!--set ){key}(?![\w.]*\w)=?", lambda found, flag=flag: _worded(found, flag), message
+        )
     return message
 
 
@@ -91,7 +100,12 @@ def _select(p: argparse.ArgumentParser) -> None:
     p.add_argument("--selector", choices=SELECTORS, default="cluster", help="method (default cluster)")
     p.add_argument("--clusters", type=int, metavar="K", help="number of clusters (default 4)")
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--holdout", type=int, metavar="N", help="rows set apart for the loss (default 64, a tenth of small data)")
+    p.add_argument(
+        "--holdout",
+        type=int,
+        metavar="N",
+        help="rows set apart (default 64, a tenth of small data): at most 16 and a third for LESS to match, the others for the loss",
+    )
     p.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default DATA-SELECTOR)")
     p.add_argument("--no-report", action="store_true", help="leave report.html and report.md out")
     p.add_argument("--dry-run", action="store_true", help="print plan, memory, time and files; write nothing")

@@ -29,6 +29,7 @@ from clusterft.preflight import preflight
 
 MEASURED_ROWS = 20
 LONG_SECONDS = 10.0
+REPORT_FILES = ("report.html", "report.md")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Measured:
     bytes_per_row: int
 
 
-def dry_run(request: Request, out: Path | None, *, strict: bool) -> None:
+def dry_run(request: Request, out: Path | None, *, strict: bool, report: bool) -> None:
     """Prints the plan. Raises what the real run would raise before its model work."""
     cfg = compose_request(request)
     folder = (out or default_folder(cfg, request)).absolute()
@@ -51,8 +52,9 @@ def dry_run(request: Request, out: Path | None, *, strict: bool) -> None:
     preflight(cfg)
     ready = stages.prepare(cfg, strict=strict)
     check_rows(cfg, ready)
-    table = facts_table("plan (dry run: nothing is written)", plan_lines(cfg, ready, measure(cfg, ready), folder))
-    console().print(table)
+    lines = [*plan_lines(cfg, ready, measure(cfg, ready), folder)]
+    lines.append(("files", "\n".join([*FILES, *(REPORT_FILES if report else ())])))
+    console().print(facts_table("plan (dry run: nothing is written)", lines))
 
 
 def measure(cfg: DictConfig, ready: Any) -> Measured | None:
@@ -83,7 +85,9 @@ def measure(cfg: DictConfig, ready: Any) -> Measured | None:
 
 def plan_lines(cfg: DictConfig, ready: Any, measured: Measured | None, folder: Path) -> Iterator[tuple[str, str]]:
     report, n = ready.report, len(ready.pool)
-    yield "data", f"{report.rows_read:,} rows read, {len(ready.pool.rejected):,} set aside, {n:,} to choose from"
+    set_aside = len(ready.pool.rejected) + len(ready.heldout_pool.rejected)
+    held = len(ready.heldout_pool) + len(ready.validation_examples)
+    yield "data", f"{report.rows_read:,} rows read, {set_aside:,} set aside, {held:,} held out, {n:,} to choose from"
     yield "keep", rows_wanted(cfg, n)
     yield (
         "method",
@@ -97,7 +101,6 @@ def plan_lines(cfg: DictConfig, ready: Any, measured: Measured | None, folder: P
         yield "disk", f"{size(measured.bytes_per_row * n)} of features in {stages.places(cfg)['cache_dir']}"
     yield "training", memory_text(cfg.model, cfg.trainer, cfg.runtime)
     yield "folder", str(folder)
-    yield "files", "\n".join(FILES)
 
 
 def rows_wanted(cfg: DictConfig, n: int) -> str:

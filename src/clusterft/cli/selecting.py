@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from clusterft.cli.dry_run import dry_run
 
-        dry_run(request, args.out, strict=args.strict)
+        dry_run(request, args.out, strict=args.strict, report=not args.no_report)
         return 0
     result = run_request(request, args.out, strict=args.strict, report=not args.no_report)
     out = console()
@@ -52,7 +52,10 @@ def summary(result: SelectResult) -> Iterator[tuple[str, str]]:
     header: Any = result.header
     load, info, seconds = header["data"]["load"], header["info"], header["seconds"]
     yield "read", f"{load['rows_read']:,} rows, {header['rejected']:,} set aside{reasons(load['rejected'])}"
-    yield "held out", f"{header['heldout_rows']:,} rows for the loss after training"
+    matched = f", {header['validation_rows']:,} more that only LESS looks at" if header["validation_rows"] else ""
+    yield "held out", f"{header['heldout_rows']:,} rows for the loss after training{matched}"
+    if not header["heldout_rows"]:
+        yield "note", "without held-out rows `clusterft eval` has nothing to measure; --holdout N sets some apart"
     yield "kept", f"{header['budget']:,} rows, {header['share']:.1%} of the pool, by {header['method']}"
     if "cluster_sizes" in info:
         yield "clusters", ", ".join(f"{k} of {n}" for n, k in zip(info["cluster_sizes"], info["cluster_kept"], strict=True))

@@ -76,8 +76,11 @@ def changed(cfg: DictConfig, settings: Sequence[str]) -> DictConfig:
             raise UserError(f"--set {setting}: write KEY=VALUE, for example trainer.epochs=3")
         if key.split(".")[0] not in ("trainer", "sampler", "runtime", "evaluators"):
             raise UserError(f"--set {setting}: {key} belongs to the selection; select again to change it")
+        before, value = OmegaConf.select(cfg, key), OmegaConf.select(OmegaConf.from_dotlist([setting]), key)
+        if isinstance(before, int | float) and not isinstance(value, int | float):
+            raise UserError(f"--set {setting}: {value!r} is no number, as {key}={before} is")
         try:
-            OmegaConf.update(cfg, key, OmegaConf.select(OmegaConf.from_dotlist([setting]), key))
+            OmegaConf.update(cfg, key, value)
         except OmegaConfBaseException as problem:
-            raise UserError(f"--set {setting}: {str(problem).splitlines()[0]}") from problem
+            raise UserError(f"--set {setting}: there is no such setting ({str(problem).splitlines()[0]})") from problem
     return cfg

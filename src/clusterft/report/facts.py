@@ -164,6 +164,7 @@ class ReportFacts:
     pool_rows: int
     kept_rows: int
     heldout_rows: int | None
+    validation_rows: int
     truncated_rows: int
     kept_tokens: int
     pool_tokens: int

@@ -59,6 +59,7 @@ def gather(
     *,
     labels: Mapping[str, int] | None = None,
     heldout: Pool | None = None,
+    validation_rows: int = 0,
     others: Mapping[str, Selection] | None = None,
     command: str,
     cost: Cost,
@@ -71,7 +72,7 @@ def gather(
     encoded    tokens of the pool's rows, aligned with it
     features   gradient proxies (n, h) in pool order, or None if the method computed none: then there is no map
     labels     id -> cluster of every usable row; needed where the selection has clusters, useful for the others
-    heldout    the rows set apart for the loss after training
+    heldout    the rows set apart for the loss after training; validation_rows: further ones, for selectors that match rows
     others     further selections from the same pool, by name
     cost       measured cost of selecting; seconds: further named wall times
     losses     mean -log p of each row's answer (n,) in nats, NaN where not measured; or None
@@ -92,6 +93,7 @@ def gather(
         pool_rows=len(pool),
         kept_rows=len(selection.ids),
         heldout_rows=None if heldout is None else len(heldout),
+        validation_rows=validation_rows,
         truncated_rows=sum(e.truncated for e in encoded),
         kept_tokens=int(lengths[rows.kept].sum()),
         pool_tokens=int(lengths.sum()),

@@ -21,7 +21,10 @@ def markdown_report(facts: ReportFacts) -> str:
         f"# What was selected from {md_inline(facts.pool_name)}",
         f"Method **{md_inline(facts.method)}** kept **{count(facts.kept_rows)}** of {count(facts.pool_rows)} rows ({percent(facts.share)}) and "
         f"{percent(facts.kept_tokens / facts.pool_tokens)} of the tokens; {count(dropped)} were dropped, {count(facts.set_aside)} set aside "
-        f"while reading, {count(facts.truncated_rows)} cut at the maximum length.",
+        f"while reading, {count(facts.truncated_rows)} cut at the maximum length."
+        + (f" {count(facts.heldout_rows)} further rows are held out for the loss" if facts.heldout_rows else "")
+        + (f", {count(facts.validation_rows)} for selectors that match rows" if facts.validation_rows else "")
+        + ("." if facts.heldout_rows else ""),
         "## What to look out for",
         *(_findings(facts)),
         "## Kept and rejected",

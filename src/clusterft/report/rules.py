@@ -89,7 +89,7 @@ def truncated(facts: ReportFacts) -> Finding | None:
 
 
 def many_rejected(facts: ReportFacts) -> Finding | None:
-    read = facts.pool_rows + (facts.heldout_rows or 0) + facts.set_aside
+    read = facts.pool_rows + (facts.heldout_rows or 0) + facts.validation_rows + facts.set_aside
     if facts.set_aside <= REJECTED * read:
         return None
     return Finding(
