@@ -284,10 +284,16 @@ def test_settings_never_become_names_of_files_or_shell_text(tmp_path):
         selector="random",
         rows=5,
         out=tmp_path / "o",
-        settings=["data.name='../../$(touch ran)'", "model.name='../`touch ran`'", f"runtime.cache_dir={tmp_path}/cache"],
+        settings=["model.name='../`touch ran`'", f"runtime.cache_dir={tmp_path}/cache"],
     )
     assert {p.name for p in tmp_path.iterdir()} <= {"mine.jsonl", "o", "cache"} and not list(tmp_path.rglob("ran"))
     assert open_folder(tmp_path / "o").selection.ids == result.selection.ids
+
+
+def test_the_data_keep_the_name_that_their_file_gives_them(tmp_path):
+    with pytest.raises(UserError, match=r"sets data\.name itself"):
+        select(rows_file(tmp_path), "tiny", selector="random", rows=5, out=tmp_path / "o", settings=["data.name='../x'"])
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_folder_that_is_a_link_elsewhere_is_not_written_through(tmp_path):

@@ -27,7 +27,7 @@ def test_too_few_held_out_rows_refuse_only_the_selector_that_needs_them(tmp_path
     few = ["data.holdout_rows=2", "data.validation.rows=2"]
     cfg = smoke(tmp_path, "selector=less", *few)
     ready = stages.prepare(cfg)
-    with pytest.raises(ValueError, match=r"holdout_rows above data.validation.rows \(2\)"):
+    with pytest.raises(ValueError, match=r"holdout_rows=2 must be above data\.validation\.rows, now 2"):
         stages.feature_context(cfg, ready, single_process("cpu"))
     other = smoke(tmp_path, "selector=cluster", *few)
     assert stages.feature_context(other, stages.prepare(other), single_process("cpu")).validation == {}

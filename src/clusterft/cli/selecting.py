@@ -52,6 +52,7 @@ def summary(result: SelectResult) -> Iterator[tuple[str, str]]:
     header: Any = result.header
     load, info, seconds = header["data"]["load"], header["info"], header["seconds"]
     yield "read", f"{load['rows_read']:,} rows, {header['rejected']:,} set aside{reasons(load['rejected'])}"
+    yield from (("note", note) for note in load["notes"])
     matched = f", {header['validation_rows']:,} more that only LESS looks at" if header["validation_rows"] else ""
     yield "held out", f"{header['heldout_rows']:,} rows for the loss after training{matched}"
     if not header["heldout_rows"]:
