@@ -69,12 +69,10 @@ def gather(
 ) -> ReportFacts:
     """What a report of `selection` says.
 
-    encoded    tokens of the pool's rows, aligned with it
-    features   gradient proxies (n, h) in pool order, or None if the method computed none: then there is no map
+    encoded    tokens of the rows in pool order; features: gradient proxies (n, h) likewise, None if there are none: then no map
     labels     id -> cluster of every usable row; needed where the selection has clusters, useful for the others
     heldout    the rows set apart for the loss after training; validation_rows: further ones, for selectors that match rows
-    others     further selections from the same pool, by name
-    cost       measured cost of selecting; seconds: further named wall times
+    others     further selections from the same pool, by name; cost: measured; seconds: further named wall times
     losses     mean -log p of each row's answer (n,) in nats, NaN where not measured; or None
 
     Raises ValueError if arrays do not align with the pool, a selection is from another pool, or labels are missing or contradict it.
