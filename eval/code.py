@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +146,16 @@ class CodeEvaluator:
         tokenizer = self._tokenizer(checkpoint_dir)
         prompts = [Prompt(p["task_id"], self._prompt_ids(tokenizer, p)) for p in problems.problems]
         store = GeneratedStore(out_dir, self._key(checkpoint_dir, prompts), self.dist.rank)
-        done = self.dist.broadcast_object(sorted(store.read()))
-        missing = [p for p in prompts if p.id not in done]
-        mine = sorted(missing, key=lambda p: (len(p.ids), p.id))[self.dist.rank :: self.dist.world]
-        if mine:
-            self._generate_missing(mine, checkpoint_dir, store)
+        done = set(self.dist.broadcast_object(sorted(store.read())))
+        mine = sorted(prompts, key=lambda p: (len(p.ids), p.id))[self.dist.rank :: self.dist.world]
+        if any(p.id not in done for p in mine):
+            self._generate_missing(mine, done, checkpoint_dir, store)
         self.dist.barrier()
         return store.read()
 
-    def _generate_missing(self, prompts: Sequence[Prompt], checkpoint_dir: Path, store: GeneratedStore) -> None:
+    def _generate_missing(
+        self, prompts: Sequence[Prompt], done: Collection[str], checkpoint_dir: Path, store: GeneratedStore
+    ) -> None:
         from tqdm import tqdm
 
         with loading.threads(self.context.threads):
@@ -162,13 +163,15 @@ class CodeEvaluator:
             generator = Generator(
                 model, tokenizer, max_new_tokens=self.max_new_tokens, batch_size=self.batch_size, stops=STOPS[self.stop]
             )
-            with tqdm(total=len(prompts), desc=self.task, disable=not self.context.progress, leave=False) as bar:
+            with tqdm(
+                total=sum(p.id not in done for p in prompts), desc=self.task, disable=not self.context.progress, leave=False
+            ) as bar:
 
                 def on_done(generated: Generated) -> None:
                     store.append(generated)
                     bar.update()
 
-                generator.run(prompts, on_done)
+                generator.run(prompts, on_done, done)
 
     def _tokenizer(self, checkpoint_dir: Path) -> Any:
         from transformers import AutoTokenizer
@@ -186,9 +189,7 @@ class CodeEvaluator:
         ]
 
     def _key(self, checkpoint_dir: Path, prompts: Sequence[Prompt]) -> str:
-        """Everything that decides a text. The batch size is not in it: in float32 it changes nothing, else it is no other
-        model.
-        """
+        """Everything that decides a text. How prompts are put into batches does so only where rounding depends on it."""
         facts = [
             loading.checkpoint_fingerprint(checkpoint_dir),
             self.context.precision,
@@ -196,6 +197,7 @@ class CodeEvaluator:
             self.max_new_tokens,
             self.stop,
             {p.id: list(p.ids) for p in prompts},
+            None if self.context.precision == "float32" else [self.batch_size, self.dist.world],
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -2,7 +2,9 @@
 
 In go token ids of prompts and a rule for stopping; out come texts, one callback a finished prompt, so that the caller can
 write each down at once. In float32 the text of a prompt does not depend on the batch it was in: padding is masked and
-positions count from the first real token. Randomness plays no part: the largest logit wins.
+positions count from the first real token. In bfloat16 rounding depends on it, and where two logits are almost equal the text too; so
+batches are always cut from all prompts, also when most of them are done: a resumed run asks what an uninterrupted one asks.
+Randomness plays no part: the largest logit wins.
 
 Text is decoded as a difference (prompt tail with and without the new tokens): decoding the new tokens alone would lose the
 leading space that SentencePiece tokenizers drop, and with it the indentation of Python code.
@@ -11,7 +13,7 @@ leading space that SentencePiece tokenizers drop, and with it the indentation of
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +70,12 @@ class Generator:
         self.eos = _eos_ids(model, tokenizer)
         self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
-    def run(self, prompts: Sequence[Prompt], on_done: Callable[[Generated], None]) -> None:
-        """Generates for every prompt, longest first; `on_done` is called as soon as a prompt is finished."""
+    def run(self, prompts: Sequence[Prompt], on_done: Callable[[Generated], None], done: Collection[str] = ()) -> None:
+        """Generates, longest prompts first; `on_done` is called as soon as a prompt is finished that is not among the ids `done`.
+
+        A batch with all of its prompts in `done` is skipped; in one with some, those are left out in float32 and generated again
+        for the sake of the others' rounding in any other number format.
+        """
         limit = getattr(self.model.config, "max_position_embeddings", None)
         for prompt in prompts:
             if not prompt.ids:
@@ -80,9 +86,13 @@ class Generator:
                     "positions; lower max_new_tokens"
                 )
         ordered = sorted(prompts, key=lambda p: (-len(p.ids), p.id))
+        exact = next(self.model.parameters()).dtype == torch.float32
         for start in range(0, len(ordered), self.batch_size):
-            for done in self._batch(ordered[start : start + self.batch_size]):
-                on_done(done)
+            batch = ordered[start : start + self.batch_size]
+            missing = [p for p in batch if p.id not in done]
+            for generated in self._batch(missing if exact else batch) if missing else ():
+                if generated.id not in done:
+                    on_done(generated)
 
     @torch.inference_mode()
     def _batch(self, prompts: Sequence[Prompt]) -> Iterator[Generated]:

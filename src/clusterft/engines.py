@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from clusterft.accelerated import make_accelerator
 from clusterft.carriers import choose_exchange
 from clusterft.distributed import Dist
 from clusterft.engine_names import check_engine
@@ -111,7 +112,7 @@ def check_names(path: Path, found: set[str], expected: set[str]) -> None:
 
 
 class ReplicatedEngine(Engine):
-    """`ddp`: see exchange for the order of sums and who updates what."""
+    """`ddp`: precision and backward by accelerate; see exchange for the order of sums and who updates what."""
 
     name = "ddp"
 
@@ -119,6 +120,7 @@ class ReplicatedEngine(Engine):
         self, model: nn.Module, head: OutputHead | None, cfg: Any, dist: Dist, *, first_worker: int, carrier: str
     ) -> None:
         self.model, self.head, self.cfg, self.dist = model, head, cfg, dist
+        self.accelerator = make_accelerator(cfg.precision, dist)
         # On a GPU each virtual worker's own gradient buffer would cost a model's worth of memory: sum as they come there.
         ordered = dist.device.type == "cpu"
         kind = choose_exchange(dist, carrier)
@@ -131,7 +133,7 @@ class ReplicatedEngine(Engine):
 
     def step_context(self) -> AbstractContextManager:
         """One autocast region for all micro-batches: weights are cast once a step."""
-        return torch.autocast(self.dist.device.type, dtype=torch.bfloat16, enabled=self.cfg.precision == "bf16_autocast")
+        return self.accelerator.autocast()
 
     def begin_step(self) -> None:
         self.exchange.begin_step()
@@ -149,7 +151,7 @@ class ReplicatedEngine(Engine):
 
     def backward(self, loss: Tensor) -> None:
         with torch.autocast(self.dist.device.type, enabled=False):  # outside of the region, as torch asks
-            loss.backward()
+            self.accelerator.backward(loss)
 
     def update(self, rate: float, mark: Callable[[], None]) -> float | None:
         shard = self.exchange.reduce()

@@ -6,9 +6,10 @@ come the trained model under `out_dir`/model, one JSON line a step in `out_dir`/
 
     sampler.plan(epoch) ► step ► this process's workers ► micro-batches ► backward ► engine: sum, optimiser ► next step
 
-The loop is small and its own instead of `accelerate`'s or the Trainer's: those average over ranks and accumulation steps, which
-a weighted update undoes again at every micro-batch, and neither knows workers apart from processes. Weights and target counts
-are known to every rank before a step, so its denominator needs no communication; the gradient is the plain sum (`engines`).
+The loop is small and its own, on `accelerate` for device, precision and backward (`accelerated`). Its `prepare`, like the Trainer,
+would average over ranks and accumulation steps, which a weighted update undoes again at every micro-batch, and neither knows
+workers apart from processes. Weights and target counts are known to every rank before a step, so its denominator needs no
+communication; the gradient is the plain sum (`engines`).
 Dropout is seeded by (step, worker, micro-batch): no generator state is carried, and a resumed or re-laid-out run draws the
 same masks.
 """
