@@ -252,6 +252,17 @@ def test_an_unreachable_share_names_the_largest_and_writes_nothing(data, tmp_pat
     assert "exactly one of keep" in refused(capsys, "select", str(data), "--model", "tiny")
 
 
+@pytest.mark.parametrize("selector", ["cluster", "random"])
+def test_a_ratio_that_keeps_no_row_leaves_nothing_so_the_next_command_may_take_the_name(data, tmp_path, capsys, selector):
+    out, there = tmp_path / "x", tmp_path / "there"
+    arguments = ("select", str(data), "--model", "tiny", "--clusters", "2", "--selector", selector, "--ratio", "0.01", *QUICK)
+    assert "0 rows of each cluster" in refused(capsys, *arguments, "--out", str(out))
+    assert not out.exists()
+    there.mkdir()
+    refused(capsys, *arguments, "--out", str(there))
+    assert there.is_dir()
+
+
 def test_a_ratio_is_the_papers_and_gives_a_rival_as_many_rows(data, tmp_path):
     for selector in ("cluster", "random"):
         assert select(data, tmp_path / selector, "--ratio", "0.5", "--selector", selector, "--no-report") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -232,7 +233,9 @@ def test_models_are_found_by_name_folder_and_file(tmp_path):
     (folder / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no model architecture"):
         model_choice(str(folder))
-    assert plain_name(Path("/x/../é<b> data.v2.jsonl.gz")) == "b-data"
+    assert plain_name(Path("/x/../é<b> data.v2.jsonl.gz")) == "é-b-data"
+    assert plain_name(Path("e\u0301/指示 データ.jsonl")) == "指示-データ" and plain_name(Path("..jsonl")) == "data"
+    assert plain_name(Path("e\u0301.jsonl")) == "\u00e9" and plain_name(Path(os.fsdecode(b"\xff.jsonl"))) == "data"
 
 
 @pytest.mark.slow

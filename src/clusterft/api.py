@@ -8,7 +8,9 @@ that was interrupted goes on when the same call is repeated; a folder of another
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,25 +157,39 @@ def run_request(request: Request, out: Path | None, *, strict: bool = False, rep
     done = claimed(folder, cfg)
     if done is not None:
         return done
-    preflight(cfg)
-    ready = stages.prepare(cfg, strict=strict)
-    check_rows(cfg, ready)
-    ids, clustering = clustered(cfg, ready) if request.selector == "cluster" else ((), None)
-    if clustering is not None and cfg.selector.budget == "fraction":
-        check_share(cfg.selector.ratio, len(ready.pool), clustering.sizes)
-    labels = None if clustering is None else dict(zip(ids, clustering.labels.tolist(), strict=True))
-    store = RunStore(folder / "run")
-    run_dir = store.begin(cfg)
-    with store.lock(run_dir.name):
-        selection, seconds = stages.select(cfg, ready, run_dir)
-        facts = {"command": command_of(request, folder), "seconds": seconds}
-        header = write_folder(folder, cfg, ready, selection, facts, labels)
+    with nothing_left_of_a_refusal(folder):
+        preflight(cfg)
+        ready = stages.prepare(cfg, strict=strict)
+        check_rows(cfg, ready)
+        ids, clustering = clustered(cfg, ready) if request.selector == "cluster" else ((), None)
+        if clustering is not None and cfg.selector.budget == "fraction":
+            check_share(cfg.selector.ratio, len(ready.pool), clustering.sizes)
+        labels = None if clustering is None else dict(zip(ids, clustering.labels.tolist(), strict=True))
+        store = RunStore(folder / "run")
+        run_dir = store.begin(cfg)
+        with store.lock(run_dir.name):
+            selection, seconds = stages.select(cfg, ready, run_dir)
+            facts = {"command": command_of(request, folder), "seconds": seconds}
+            header = write_folder(folder, cfg, ready, selection, facts, labels)
     result = SelectResult(folder, run_dir, selection, header)
     if report:
         from clusterft.reporting import report_result
 
         report_result(result, cfg, ready, {})
     return result
+
+
+@contextmanager
+def nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
+    """After an error `folder` goes again unless something was there or was computed: the corrected command may take the same name."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        made = [p for p in folder.rglob("*") if p.is_file()]
+        if not existed and all(p.name in ("config.yaml", ".lock") for p in made):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def default_folder(cfg: DictConfig, request: Request) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -210,9 +211,9 @@ def default_holdout(paths: Sequence[Path]) -> int:
 
 
 def plain_name(path: Path) -> str:
-    """A short name of letters, digits, dots, dashes and underscores for a data file, whatever the file is called."""
-    stem = path.name.split(".")[0]
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:60] or "data"
+    """A short name of letters and digits of any script, dashes and underscores for a data file, whatever the file is called."""
+    stem = unicodedata.normalize("NFC", path.name.split(".")[0])
+    return re.sub(r"[^\w-]+", "-", stem).strip("-")[:60] or "data"
 
 
 def assets_dir(relative: str) -> Path:
