@@ -5,7 +5,8 @@
 released gradients    one sample a forward and backward pass through the library's model, loss and autograd
 released projection   dense signs made anew for every 16 samples and multiplied in float32, with signs
                       - drawn by torch's generator, as the released projector does on a CPU (other signs, same distribution)
-                      - or taken from our own function: what is left when only the generator is replaced
+                      - or our signs, written in plain torch operations: equal features
+                      - or our signs from our compiled loop: what is left when only the generator is replaced
 ours                  packed batches, gradients cut at the samples' borders; signs made once a block for all rows of a group;
                       exact sums
 
@@ -21,6 +22,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from clusterft.records import IGNORE_INDEX
 BUFFER = 16
 COLUMNS = 32
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-WAYS = ("released", "released, our signs", "ours")
+WAYS = ("released", "released, our signs in torch", "released, our compiled signs", "ours")
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -90,7 +92,7 @@ def released_gradients(model: Any, rows: Sequence[TokenRow]) -> torch.Tensor:
 
 def released(model: Any, rows: Sequence[TokenRow], moments: tuple, projection: SignProjection) -> dict[str, Any]:
     """Batch 1; for every BUFFER samples the whole sign matrix is made, a block at a time, and multiplied in float32."""
-    gradient_seconds, parts, features = 0.0, {"signs": 0.0, "products": 0.0}, []
+    gradient_seconds, parts, features = 0.0, {"signs": 0.0, "torch_signs": 0.0, "products": 0.0}, []
     for start in range(0, len(rows), BUFFER):
         gradients, seconds = timed(lambda start=start: released_gradients(model, rows[start : start + BUFFER]))
         gradient_seconds += seconds
@@ -102,10 +104,15 @@ def released(model: Any, rows: Sequence[TokenRow], moments: tuple, projection: S
 def dense_projection(gradients: torch.Tensor, projection: SignProjection, seconds: dict[str, float]) -> torch.Tensor:
     """In blocks small enough that their memory is used again: fresh pages would cost more than the signs."""
     out = torch.zeros(len(gradients), projection.dim)
+    plain = replace(projection, backend="torch")
     for start in range(0, projection.n_features, 512):
         stop = min(start + 512, projection.n_features)
         signs, took = timed(lambda a=start, b=stop: projection.signs(a, b))
         seconds["signs"] += took
+        same, took = timed(lambda a=start, b=stop: plain.signs(a, b))
+        seconds["torch_signs"] += took
+        if start % (512 * 64) == 0 and not torch.equal(signs, same):
+            raise RuntimeError(f"the two forms of the signs differ in rows {start} ... {stop - 1}")
         product, took = timed(lambda a=start, b=stop, s=signs: gradients[:, a:b] @ s)
         seconds["products"] += took
         out += product
@@ -199,7 +206,8 @@ def compare(base: Any, rows: Sequence[TokenRow], rank: int, options: argparse.Na
     drawn = generator_seconds(ready.n_features, options.dim, len(rows))
     ways = {
         "released": {"gradients": slow["gradients"], "projection": drawn + slow["products"], "signs": drawn},
-        "released, our signs": {**slow, "projection": slow["signs"] + slow["products"]},
+        "released, our signs in torch": {"gradients": slow["gradients"], "projection": slow["torch_signs"] + slow["products"]},
+        "released, our compiled signs": {**slow, "projection": slow["signs"] + slow["products"]},
         "ours": fast,
         "floor": floor,
     }

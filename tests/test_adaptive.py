@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from adaptive_kit import MOMENTS, ROOT, adaptive_cfg, trained
 from composed import shared_cache
+from forked_runs import ForkingServer
 from safetensors.torch import load_file
 from training_kit import rows, run_training, sampler_config, selection, tiny_model, trainer_config
 
@@ -203,10 +202,10 @@ def test_four_processes_give_the_bits_of_one(run, tmp_path):
 
 @pytest.mark.slow
 def test_sigkill_during_and_after_a_re_selection_gives_the_uninterrupted_end(run, tmp_path):
-    for moment in MOMENTS:
-        command = [sys.executable, str(ROOT / "tests/adaptive_kit.py"), moment, str(tmp_path), str(shared_cache()), EVERY]
-        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+    with ForkingServer() as server, open(tmp_path / "log", "w+", encoding="utf-8") as log:
+        for moment in MOMENTS:
+            command = [str(ROOT / "tests/adaptive_kit.py"), moment, str(tmp_path), str(shared_cache()), EVERY]
+            assert server.launch(command, {}, log.fileno()).wait(240) == -signal.SIGKILL, log.read()
     assert not list(tmp_path.glob("*/train/result.json"))
     assert same_end(run, trained(tmp_path, shared_cache(), EVERY))
 
