@@ -3,18 +3,21 @@
     run directories ► load_runs ► eval.comparison.compare_groups ► eval.compare_text ► table, verdict, sentence | --json
 
 Each side is a run directory, its record.json, a run id below --runs-dir, or several of these with commas between them: the
-seeds of one method. Per-problem results are read from `<run>/eval/`. Nothing is written.
+seeds of one method. Per-problem results are read from `<run>/eval/`. Scores that were made elsewhere come as a file:
+`compare results.csv full` sets every method in it against `full` (see eval.settle for its columns). Nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from clusterft.records import RunRecord
 from clusterft.text_rules import printable
@@ -22,16 +25,19 @@ from eval.compare_margin import margin_notes
 from eval.compare_text import to_json, to_markdown
 from eval.comparison import Comparison, compare_groups, compare_records
 from eval.per_problem import Problems, read_problems
+from eval.seed_table import lost_nothing_table
+from eval.settle import read_results_csv
 
 __all__ = ["Comparison", "compare_groups", "compare_records", "compare_runs", "load_runs", "main"]
 
 
-def load_run(name: str, runs_dir: Path) -> tuple[RunRecord, Problems]:
-    """The record of one run with its per-problem results. Raises ValueError naming what was looked for and where."""
+def load_run(name: str, runs_dir: Path) -> tuple[RunRecord, Problems, list[str]]:
+    """The record of one run with its per-problem results, and what of it was left out. Raises ValueError naming what was looked for and where."""
     given = Path(name)
     for path in (given, given / "record.json", runs_dir / name / "record.json"):
         if path.is_file():
-            return _read(path), read_problems(path.parent / "eval")
+            record, left_out = _read(path)
+            return record, read_problems(path.parent / "eval"), left_out
     if all((given / file).is_file() for file in ("header.json", "selection.parquet")):
         raise ValueError(_not_evaluated(given))
     raise ValueError(
@@ -48,20 +54,32 @@ def _not_evaluated(folder: Path) -> str:
     return f"{folder} has no evaluated run yet: clusterft train {shown}, then clusterft eval {shown}"
 
 
-def _read(path: Path) -> RunRecord:
+def _read(path: Path) -> tuple[RunRecord, list[str]]:
+    """The record, and a sentence for each metric that is no finite number: left out, so that the other metrics can be compared."""
     try:
-        return RunRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        left_out = []
+        if isinstance(data, dict) and isinstance(data.get("metrics"), list):
+            bad = [m for m in data["metrics"] if isinstance(m, dict) and _no_number(m.get("value"))]
+            data["metrics"] = [m for m in data["metrics"] if m not in bad]
+            left_out = [f"{m.get('task')}/{m.get('name')} is {m.get('value')} and left out" for m in bad]
+        record = RunRecord.from_json(data)
+        return record, [f"run {record.run_id} (seed {record.seed}): {text}" for text in left_out]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a run record ({error}); run the cell again") from error
 
 
-def load_runs(side: str, runs_dir: Path) -> tuple[list[RunRecord], dict[str, Problems]]:
-    """All runs of one side, named with commas between them, and run id -> per-problem results."""
+def _no_number(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def load_runs(side: str, runs_dir: Path) -> tuple[list[RunRecord], dict[str, Problems], list[str]]:
+    """All runs of one side, named with commas between them, run id -> per-problem results, and what was left out."""
     names = [n.strip() for n in side.split(",") if n.strip()]
     if not names:
         raise ValueError("a side of the comparison names no run")
     loaded = [load_run(n, runs_dir) for n in names]
-    return [r for r, _ in loaded], {r.run_id: p for r, p in loaded}
+    return [r for r, _, _ in loaded], {r.run_id: p for r, p, _ in loaded}, [text for _, _, notes in loaded for text in notes]
 
 
 def compare_runs(
@@ -73,19 +91,30 @@ def compare_runs(
     choices: Sequence[str] = (),
 ) -> Comparison:
     """`compare_groups` for runs on disk. Raises ValueError with one sentence for a person."""
-    a, problems_a = load_runs(side_a, runs_dir)
-    b, problems_b = load_runs(side_b, runs_dir)
+    a, problems_a, notes_a = load_runs(side_a, runs_dir)
+    b, problems_b, notes_b = load_runs(side_b, runs_dir)
     both = {r.run_id for r in a} & {r.run_id for r in b}
     if both:
         raise ValueError(f"run {min(both)} stands on both sides: it would be compared with itself")
     found = compare_groups(a, b, margin, margin_nats, problems_a | problems_b, choices)
-    return replace(found, notes=(*found.notes, *margin_notes(found, b)))
+    return replace(found, notes=(*notes_a, *notes_b, *found.notes, *margin_notes(found, b)))
+
+
+def check_margins(points: float, nats: float) -> None:
+    """Raises ValueError for a margin that is no finite number above 0: with an infinite one nothing could be worse."""
+    for option, value in (("--margin", points), ("--margin-nats", nats)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{option} {value}: a margin is a finite number above 0")
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="clusterft compare", description="Is A (a subset, say) no worse than B (all data, say)?")
-    p.add_argument("run_a", metavar="RUN_A", help="candidate: run directory, record.json or run id; several with commas (seeds)")
-    p.add_argument("run_b", metavar="RUN_B", help="reference, in the same form")
+    p.add_argument(
+        "run_a",
+        metavar="RUN_A",
+        help="candidate: run directory, record.json or run id; several with commas (seeds); or results.csv",
+    )
+    p.add_argument("run_b", metavar="RUN_B", help="reference, in the same form; beside results.csv the name of a method in it")
     p.add_argument("--margin", type=float, default=1.0, help="largest loss that you would accept, in points (default 1.0)")
     p.add_argument("--margin-nats", type=float, default=0.01, help="the same for losses, in nats (default 0.01)")
     p.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where run ids are looked for (default runs)")
@@ -94,12 +123,24 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def main_csv(args: argparse.Namespace) -> int:
+    """Every method of a results.csv against one of them."""
+    table = lost_nothing_table(read_results_csv(Path(args.run_a)), args.run_b, args.margin, choices=args.choose)
+    print(
+        json.dumps(table.to_json(), indent=1, ensure_ascii=False) if args.json else table.to_text(), end="\n" if args.json else ""
+    )
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 after a comparison, whatever the verdict; 2 with one sentence where none can be made."""
     args = parser().parse_args(argv)
     try:
+        check_margins(args.margin, args.margin_nats)
+        if args.run_a.endswith(".csv"):
+            return main_csv(args)
         found = compare_runs(args.run_a, args.run_b, args.runs_dir, args.margin, args.margin_nats, args.choose)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     print(

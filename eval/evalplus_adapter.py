@@ -171,7 +171,7 @@ def samples_of(problems: ProblemSet, rows: Sequence[Mapping[str, Any]], source: 
     solutions: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         task_id = row.get("task_id")
-        if task_id not in prompts:
+        if not isinstance(task_id, str) or task_id not in prompts:
             raise EvaluationError(
                 f"{source}, line {number}: problem {task_id!r} is not one of the {len(prompts)} that are scored"
             )

@@ -134,11 +134,11 @@ def _right_padded(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def summarise(losses: Sequence[RowLoss], dataset_hash: str, note: str) -> list[Metric]:
-    """Micro and macro loss with standard errors.
+    """Micro and macro loss with standard errors; macro where there are several families.
 
     Micro: sum l / sum t over rows, a ratio; its standard error by linearisation, rows being the sample:
     sqrt(n / (n - 1) sum (l_i - L t_i)^2) / sum t. Macro: mean over F families; its standard error is that of the mean of F family
-    values, families being the sample. None where there is one row or one family.
+    values, families being the sample. The micro error is None for one row; one family has no macro loss of its own.
     """
     if not losses:
         raise EvaluationError("heldout: no held-out row has a response token within the maximum length")
@@ -147,22 +147,13 @@ def summarise(losses: Sequence[RowLoss], dataset_hash: str, note: str) -> list[M
     error = math.sqrt(n / (n - 1) * float(((nats - micro * tokens) ** 2).sum())) / float(tokens.sum()) if n > 1 else None
     families = np.array([r.family for r in losses])
     values = np.array([nats[families == f].sum() / tokens[families == f].sum() for f in np.unique(families)])
-    spread = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-    return [
-        Metric(
-            "heldout", "nll_micro", micro, n, error, "nats", dataset_hash, f"{note}; {int(tokens.sum())} tokens; error over rows"
-        ),
-        Metric(
-            "heldout",
-            "nll_macro",
-            float(values.mean()),
-            n,
-            spread,
-            "nats",
-            dataset_hash,
-            f"{note}; {len(values)} families; error over families",
-        ),
-    ]
+    rows_note = f"{note}; {int(tokens.sum())} tokens; error over rows"
+    found = [Metric("heldout", "nll_micro", micro, n, error, "nats", dataset_hash, rows_note)]
+    if len(values) > 1:  # with one family it would be the micro loss under another name
+        spread = float(values.std(ddof=1)) / math.sqrt(len(values))
+        families_note = f"{note}; {len(values)} families; error over families"
+        found.append(Metric("heldout", "nll_macro", float(values.mean()), n, spread, "nats", dataset_hash, families_note))
+    return found
 
 
 def rows_hash(rows: Sequence[Encoded]) -> str:

@@ -71,16 +71,14 @@ def read_jsonl(path: Path) -> list[Problem]:
     """The objects of a JSON-lines file, .gz or not. Raises EvaluationError naming file and line."""
     opener = gzip.open if path.suffix == ".gz" else open
     rows = []
-    with opener(path, "rt", encoding="utf-8") as f:
+    with opener(path, "rb") as f:
         for number, line in enumerate(f, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as problem:
-                raise EvaluationError(
-                    f"{path}, line {number}: not JSON ({problem.msg}); repair or fetch the file again"
-                ) from problem
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as problem:  # not UTF-8, or not JSON
+                raise EvaluationError(f"{path}, line {number}: not JSON ({problem}); repair or fetch the file again") from problem
             if not isinstance(row, dict):
                 raise EvaluationError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
             rows.append(row)

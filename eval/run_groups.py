@@ -52,7 +52,7 @@ class Group:
             if changed:
                 raise ValueError(
                     f"the {side} mixes settings: {complete[0].run_id} and {other.run_id} differ in {', '.join(changed[:3])}; "
-                    "give runs that differ in their seed only"
+                    f"give runs that differ in their seed only, each by its own folder (FOLDER/run/{other.run_id})"
                 )
         notes = tuple(f"run {r.run_id} (seed {r.seed}) is {r.status} and left out" for r in records if r.status != "complete")
         return cls(_name(complete[0]), complete, tuple(sorted({r.seed for r in records})), notes)

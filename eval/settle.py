@@ -10,6 +10,7 @@ is `read_results_csv`.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,14 +147,27 @@ def _check_totals(observations: Sequence[Observation]) -> None:
 def read_results_csv(path: Path) -> list[Observation]:
     """Reads method, seed, benchmark, passed, total, score (points), run_id. Counts win over the rounded score.
 
-    Raises ValueError naming the line where a column is missing, a number cannot be read or score and counts disagree.
+    Separated by commas, semicolons or tabs, in UTF-8 or UTF-16 with a mark, as spreadsheets write them. Raises ValueError naming the
+    line where a column is missing, a number cannot be read or score and counts disagree; FileNotFoundError.
     """
-    with path.open(newline="", encoding="utf-8") as handle:
-        reader = csv.DictReader(handle)
+    with io.StringIO(_decoded(path), newline="") as handle:
+        first = handle.readline()
+        handle.seek(0)
+        reader = csv.DictReader(handle, delimiter=max(",;\t", key=first.count))
         missing = {"method", "seed", "benchmark", "passed", "total", "score", "run_id"} - set(reader.fieldnames or ())
         if missing:
             raise ValueError(f"{path}:1: columns {', '.join(sorted(missing))} are missing")
         return [_csv_row(row, f"{path}:{reader.line_num}") for row in reader]
+
+
+def _decoded(path: Path) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    raw = path.read_bytes()
+    try:
+        return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: neither UTF-8 nor UTF-16 with a mark ({error}); save it again as UTF-8") from error
 
 
 def _csv_row(row: Mapping[str, str], where: str) -> Observation:

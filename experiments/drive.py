@@ -123,7 +123,7 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     if cfg.check:
         check(every, console)
         return
-    records = load_records([every[0].runs_dir])
+    records = load_records([every[0].runs_dir], check_inputs=True)
     if cfg.explain is not None:
         say_why(every, records, cfg.explain, console)
         return
@@ -218,7 +218,7 @@ def finish(every: Sequence[Driver], measure: Measure, console: Console) -> list[
 
     Returns a sentence for each run whose artifacts could not be made; the tables name what they lack.
     """
-    records = load_records([every[0].runs_dir])
+    records = load_records([every[0].runs_dir], check_inputs=True)
     failed = []
     for one in every:
         for planned in one.plan(records, costs=False).artifacts_to_make:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterft.atomic import write_atomic
+from clusterft.inputs import changed_input
 from clusterft.records import RunRecord
 
 
@@ -56,6 +57,7 @@ class Records:
 
     found: dict[str, list[Stored]] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)  # run id -> why
+    check_inputs: bool = False  # whether a complete run must have been made from files as they are now
 
     def run(self, run_id: str) -> Run:
         """The state of a run: the same for whoever asks, whatever order the files were found in."""
@@ -68,7 +70,7 @@ class Records:
             error = stored[0].record.error
             reason = (error or f"status {stored[0].record.status}").strip().splitlines()[0]
             return Run(run_id, "failed", reason, stored[0], stored[0].artifacts)
-        clash = _first_clash(complete)
+        clash = _first_clash(complete) or (self.check_inputs and changed_input(complete[0].record.inputs))
         if clash:
             return Run(run_id, "conflict", clash, complete[0], complete[0].artifacts)
         notes = (f"recorded {len(complete)} times with equal metrics; times are the first's",) if len(complete) > 1 else ()
@@ -78,9 +80,9 @@ class Records:
         return [self.run(run_id) for run_id in sorted(self.found.keys() | self.unreadable.keys())]
 
 
-def load_records(folders: Sequence[Path]) -> Records:
-    """Reads all records below `folders`. Copies of one file count once. Raises FileNotFoundError for no folder at all."""
-    records = Records()
+def load_records(folders: Sequence[Path], *, check_inputs: bool = False) -> Records:
+    """Reads all records below `folders`. Copies of one file count once. check_inputs: for runs of this machine."""
+    records = Records(check_inputs=check_inputs)
     seen: set[tuple[str, str]] = set()
     for path in _record_files(folders):
         text = path.read_text(encoding="utf-8")

@@ -150,7 +150,7 @@ def show_status(every: Sequence[Experiment], console: Console) -> None:
     Raises ValueError for overrides that no cell agrees with, RuntimeError if SLURM does not answer.
     """
     for one in every:
-        planned = one.plan(load_records([one.runs_dir]))
+        planned = one.plan(load_records([one.runs_dir], check_inputs=True))
         wanted = {c.index for c in narrowed([c.cell for c in planned.cells], one.overrides)}
         tasks = read_queue(same_cells(one.overrides))
         status = status_of(planned, tasks, locked_runs(one.runs_dir, planned.run_ids), wanted)

@@ -60,6 +60,11 @@ def test_a_written_checkpoint_is_whole_and_any_change_is_noticed(tmp_path):
     assert checkpoint.fault(tmp_path / "checkpoint-9") == "manifest is of step 7"
     (tmp_path / "checkpoint-9" / "manifest.json").write_text("{")
     assert checkpoint.fault(tmp_path / "checkpoint-9").startswith("manifest cannot be read")
+    for odd in ('{"step": 9, "files": []}', '{"step": 9, "files": {"a": {}}}', '{"step": 9}', "null", "[]"):
+        (tmp_path / "checkpoint-9" / "manifest.json").write_text(odd)
+        assert checkpoint.fault(tmp_path / "checkpoint-9").startswith("manifest cannot be read")
+    (tmp_path / "checkpoint-9" / "manifest.json").write_text('{"step": 9, "files": {}}')
+    assert checkpoint.fault(tmp_path / "checkpoint-9") == "manifest lists no file"
 
 
 def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path):

@@ -216,7 +216,7 @@ def test_every_row_that_was_read_lies_in_one_file_and_in_one_count(folder):
         (["--set", "trainer.epochs=0"], "at least one pass"),
         (["--set", "trainer.learning_rate=-1"], "no rate above 0"),
         (["--set", "trainer.learning_rate=nan"], "no rate above 0"),
-        (["--out", "/dev/null/x"], "Not a directory: /dev/null/x"),
+        (["--out", "/dev/null/x"], "/dev/null is no folder, so nothing can be written below it; set --out"),
         (["--out", "x" * 300], "File name too long"),
     ],
 )
@@ -321,7 +321,7 @@ def test_every_selector_writes_a_folder(selector, data, tmp_path):
 
 def test_folders_that_are_not_ready_are_refused_with_the_next_command(folder, tmp_path, capsys):
     assert "run `clusterft select` first" in refused(capsys, "train", str(tmp_path))
-    assert "run `clusterft train sel` first" in refused(capsys, "eval", str(folder), "--run", "0")
+    assert f"run `clusterft train {folder}` first" in refused(capsys, "eval", str(folder), "--run", "0")
     assert "select again to change it" in refused(capsys, "train", str(folder), "--set", "data.template=chat")
     assert "trainer.epoch" in refused(capsys, "train", str(folder), "--set", "trainer.epoch=2")
     assert "write KEY=VALUE" in refused(capsys, "train", str(folder), "--set", "trainer.epochs")
@@ -350,7 +350,8 @@ def test_train_evaluate_and_compare(folder, data, tmp_path, capsys):
     assert main(["select", str(data), "--model", "tiny", "--selector", "full", "--no-report", "--out", str(full), *QUICK]) == 0
     for one in (folder, full):
         assert main(["train", str(one), "--epochs", "1", "--workers", "2"]) == 0
-    capsys.readouterr()
+    assert "the learning rate rises over the first 5 steps, and this run has" in " ".join(capsys.readouterr().out.split())
+    assert "holds no trained run 0; there are" in refused(capsys, "eval", str(folder), "--run", "0")
     assert main(["eval", str(folder), "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert record["status"] == "complete" and record["selection"]["budget"] == 16 and record["metrics"][0]["n"] == 3

@@ -191,8 +191,14 @@ def test_command_line(tmp_path, capsys):
     [
         (["nothing", "full-0"], "nothing: no record.json in"),
         (["full-0", "full-0"], "run full-0 stands on both sides"),
-        (["cluster-0", "full-0", "--margin", "0"], "margin 0.0 must be above 0"),
+        (["cluster-0", "full-0", "--margin", "0"], "--margin 0.0: a margin is a finite number above 0"),
+        (["nothing", "full-0", "--margin", "inf"], "--margin inf: a margin"),
+        (["nothing", "full-0", "--margin-nats", "-1"], "--margin-nats -1.0: a margin"),
         (["torn", "full-0"], "not a run record"),
+        (["list", "full-0"], "not a run record (it holds no record)"),
+        (["text_seed", "full-0"], "not a run record (its seed is '0')"),
+        (["no_metrics", "full-0"], "not a run record (its metrics is None)"),
+        (["gone.csv", "full"], "gone.csv: there is no such file"),
         ([",", "full-0"], "names no run"),
         (["cluster-0", "full-0", "--choose", "x"], "chosen run x is not among the results"),
     ],
@@ -203,10 +209,46 @@ def test_command_line_refuses_in_one_sentence(tmp_path, capsys, arguments, messa
     on_disk(tmp_path, run("full", 0, [metric(80)]), b)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "record.json").write_text('{"schema": 1')
+    whole = run("full", 0, [metric(80)]).to_json()
+    for name, data in {"list": [], "text_seed": {**whole, "seed": "0"}, "no_metrics": {**whole, "metrics": None}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text(json.dumps(data, default=list))
     assert main([*arguments, "--runs-dir", str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == "" and captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
+
+
+def test_a_metric_that_is_no_number_is_named_and_the_others_are_compared(tmp_path, capsys):
+    for method, counts in (("cluster", CLUSTER), ("full", FULL)):
+        for seed, count in enumerate(counts):
+            data = run(method, seed, [metric(count), metric(40, 100, "medqa", "acc")]).to_json()
+            if (method, seed) == ("cluster", 2):
+                data["metrics"][1]["value"] = float("nan")
+            (tmp_path / f"{method}-{seed}").mkdir()
+            (tmp_path / f"{method}-{seed}" / "record.json").write_text(json.dumps(data, default=list))
+    sides = [",".join(f"{m}-{s}" for s in range(5)) for m in ("cluster", "full")]
+    assert main([*sides, "--runs-dir", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "run cluster-2 (seed 2): medqa/acc is nan and left out" in found["notes"]
+    pairs = {row["task"]: row["by_seed"]["n"] for row in found["rows"]}
+    assert (pairs["humaneval"], pairs["medqa"]) == (5, 4)
+
+
+@pytest.mark.parametrize(("encoding", "separator"), [("utf-8", ","), ("utf-8-sig", ";"), ("utf-16", "\t")])
+def test_scores_from_a_file_are_judged_as_well(tmp_path, capsys, encoding, separator):
+    rows = ["method,seed,benchmark,passed,total,score,run_id"]
+    rows += [
+        f"{m},{s},humaneval,{c},164,,{m}-{s}" for m, counts in (("full", FULL), ("random", RANDOM)) for s, c in enumerate(counts)
+    ]
+    path = tmp_path / "results.csv"
+    path.write_text("\n".join(rows).replace(",", separator), encoding=encoding)
+    assert main([str(path), "full", "--json"]) == 0
+    cell = json.loads(capsys.readouterr().out)["table"]["humaneval/random"]
+    assert (round(cell["paired"]["low"], 4), round(cell["paired"]["high"], 4)) == (-4.6533, -1.2003)
+    assert cell["verdict"]["kind"] == WORSE
+    assert main([str(path), "less"]) == 2
+    assert "the reference 'less' has no results; methods are full, random" in capsys.readouterr().err
 
 
 def test_costs_are_set_side_by_side_where_all_runs_have_them():

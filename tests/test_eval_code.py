@@ -95,6 +95,14 @@ def test_samples_get_the_scores_worked_out_by_hand(sandbox, kind):
     assert (sum(v.passed_base for v in verdicts), sum(v.passed_plus for v in verdicts)) == BY_HAND[kind]
 
 
+def test_a_solution_that_overwrites_its_verdict_fails_alone(sandbox):
+    """Fault: what it wrote into evalplus's shared memory was taken for a damaged problem file, and nothing was scored."""
+    forging = "import os\nfor fd in range(256):\n    try:\n        os.write(fd, b'{\"passed\": true}\\n')\n    except OSError:\n        pass\n"
+    solutions = {**SAMPLES["right"], "HumanEval/1": forging + "os._exit(0)\n"}
+    verdicts = {v.task_id: v.passed_base for v in adapter.score(SET, solutions, sandbox)}
+    assert verdicts == {i: i != "HumanEval/1" for i in verdicts} and len(verdicts) == 4
+
+
 def test_a_sample_file_is_scored_from_the_command_line(tmp_path, monkeypatch, capsys):
     """The same path with new samples gives the new score."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

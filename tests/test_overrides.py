@@ -1,8 +1,9 @@
 """What the command line refuses or warns about before Hydra sees it (case 18)."""
 
 import pytest
+from hydra.errors import HydraException
 
-from clusterft.overrides import UserError, check_command_line, spelled_out
+from clusterft.overrides import UserError, check_command_line, one_sentence, spelled_out
 
 
 def test_scale_before_experiment_is_refused():
@@ -31,6 +32,20 @@ def test_a_sweep_over_data_files_warns(capsys):
     assert "sweep over 2 files" in capsys.readouterr().err
     check_command_line(["-m", "selector.ratio=0.5,1.0"])
     assert capsys.readouterr().err == ""
+
+
+def test_a_value_that_is_named_twice_warns(capsys):
+    check_command_line(["-m", "seed=1,2,1"])
+    assert capsys.readouterr().err == "warning: seed=1,2,1 names 1 more than once; equal runs are one run\n"
+
+
+def test_hydras_pages_become_sentences():
+    wrong = HydraException("Error merging override cell=abc")
+    wrong.__cause__ = ValueError("Value 'abc' of type 'str' could not be converted to Integer\n    full_key: cell")
+    assert one_sentence(wrong) == "cell=abc: Value 'abc' of type 'str' could not be converted to Integer"
+    assert "must be added with a plus: +scale=..." in one_sentence(HydraException("Could not override 'scale'.\nKey ..."))
+    twice = HydraException("Multiple values for scale. To override a value use 'override scale: laptop'")
+    assert one_sentence(twice) == "Multiple values for scale: give it once"
 
 
 def test_a_seed_with_a_leading_zero_is_a_text():

@@ -1,7 +1,6 @@
 """One cell from configuration to record, at smoke scale with every real part; and what `table2` makes of the records."""
 
 import json
-import shutil
 
 import pytest
 from composed import composed, smoke
@@ -11,6 +10,7 @@ from clusterft.preflight import PreflightError, preflight
 from clusterft.runner import run_one
 from clusterft.selection_io import read_selection
 from clusterft.store import RunStore, StoreError, run_id
+from experiments.recordstore import load_records
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,30 @@ def test_a_complete_run_is_not_made_again_and_a_deleted_record_gives_the_same_ru
     before = record_file.stat().st_mtime_ns
     assert run_one(cfg) == first
     assert record_file.stat().st_mtime_ns == before
-    shutil.rmtree(record_file.parent)
+    record_file.unlink()  # the weights are gone as well: a complete run gives them up
     assert results(run_one(cfg)) == results(first)
+
+
+@pytest.mark.slow
+def test_a_finished_run_does_not_stand_for_files_or_settings_that_have_changed(tmp_path):
+    """Fault: the same command after an edit of the data gave the old numbers without a word."""
+    data = tmp_path / "d.jsonl"
+    lines = [json.dumps({"instruction": f"Say {i}.", "output": f"Answer {i} it is."}) for i in range(30)]
+    data.write_text("\n".join(lines))
+    cfg = smoke(tmp_path, "selector=full", "data=jsonl", "data.holdout_rows=6", f"data.path={data}")
+    first = run_one(cfg)
+    assert list(first.inputs) == [str(data)]
+    data.write_text(data.read_text().replace("Answer", "Reply "))
+    with pytest.raises(StoreError, match=rf"run {first.run_id}: {data} has changed since this run was made from it; give"):
+        run_one(cfg)
+    assert load_records([tmp_path / "runs"], check_inputs=True).run(first.run_id).state == "conflict"
+    data.write_text("\n".join(lines))
+    assert run_one(cfg) == first
+    frozen = tmp_path / "runs" / first.run_id / "config.yaml"
+    frozen.write_text(frozen.read_text().replace("global_batch: 8", "global_batch: 4"))
+    with pytest.raises(StoreError, match=r"differs in trainer\.global_batch"):
+        run_one(cfg)
+    assert RunStore(tmp_path / "runs").read(first.run_id) == first
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from clusterft.seeding import generator
 from clusterft.segments import Segment, check_reselection, period, segments, selection_folder
 from clusterft.selection_io import read_selection, write_selection
 from clusterft.store import StoreError
-from clusterft.trainer import TrainResult, read_result
+from clusterft.trainer import TrainResult, is_finished, read_result
 
 COST = "cost.json"
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _steps_done(run_dir: Path, parts: Sequence[Segment]) -> int:
     """Global steps behind the newest whole checkpoint. Not looked up where there is one segment: training finds it itself."""
     if len(parts) == 1:
         return 0
-    if (run_dir / "train" / "result.json").exists():
+    if is_finished(run_dir / "train"):
         return parts[-1].end
     return checkpoint.find_latest(run_dir / "train").step
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from clusterft.composing import Request, command_of, compose_request, plain_name
+from clusterft.composing import Request, command_of, compose_request
 from clusterft.config import load_frozen
 from clusterft.exact import floor_product
 from clusterft.export import HEADER, file_facts, read_header, write_folder
@@ -194,7 +194,7 @@ def nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
 
 def default_folder(cfg: DictConfig, request: Request) -> Path:
     """`<data>-<selector>` below the working folder."""
-    return Path(f"{plain_name(Path(cfg.data.path[0]))}-{request.selector}")
+    return Path(f"{cfg.data.name}-{request.selector}")
 
 
 def claimed(folder: Path, cfg: DictConfig) -> SelectResult | None:

@@ -48,19 +48,21 @@ def fault(folder: Path) -> str | None:
         return "no manifest"
     try:
         listed = json.loads(manifest.read_text(encoding="utf-8"))
-        files, step = listed["files"], int(listed["step"])
-    except (ValueError, KeyError, TypeError) as error:
-        return f"manifest cannot be read ({error})"
+        step, files = listed["step"], {name: (facts["bytes"], facts["sha256"]) for name, facts in listed["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"manifest cannot be read ({type(error).__name__}: {error})"
+    if not files:
+        return "manifest lists no file"
     if folder.name != f"checkpoint-{step}":
         return f"manifest is of step {step}"
-    for name, facts in files.items():
+    for name, (size, _) in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} missing"
-        if path.stat().st_size != facts["bytes"]:
-            return f"{name} {path.stat().st_size} bytes, manifest says {facts['bytes']}"
-    for name, facts in files.items():
-        if file_facts(folder / name)["sha256"] != facts["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} {path.stat().st_size} bytes, manifest says {size}"
+    for name, (_, digest) in files.items():
+        if file_facts(folder / name)["sha256"] != digest:
             return f"{name} has another sha256 than the manifest says"
     return None
 

@@ -86,7 +86,7 @@ def compose_request(request: Request) -> DictConfig:
     check_additions(request.settings)
     cfg = composed([f"selector={request.selector}", f"model={chosen}", *request.settings])
     asked = {key: OmegaConf.select(cfg, key) for key in (s.partition("=")[0].lstrip("+") for s in request.settings)}
-    cfg.data.name = plain_name(paths[0])
+    cfg.data.name = plain_name(request.data[0].absolute() if request.data else paths[0])  # of a folder: its own name
     cfg.data.path = [str(p) for p in paths]
     cfg.data.holdout_rows = default_holdout(paths) if request.holdout is None else request.holdout
     # Two thirds of few held-out rows are still scored; only LESS looks at the others.

@@ -71,6 +71,9 @@ def check_command_line(arguments: Sequence[str]) -> None:
             raise UserError(f"hydra/launcher={value} only acts on a multirun; add -m, or leave it out to run here")
         if not sweep and _bare_commas(value):
             raise UserError(f"{argument} is ambiguous: {_spellings(key, value)}")
+        twice = sorted({part for part in _bare_commas(value) if _bare_commas(value).count(part) > 1})
+        if sweep and twice:
+            print(f"warning: {argument} names {', '.join(twice)} more than once; equal runs are one run", file=sys.stderr)
         if sweep and any(_DATA_FILE.search(part) for part in _bare_commas(value)):
             print(
                 f"warning: {argument} is a sweep over {len(_bare_commas(value))} files; {_spellings(key, value)}", file=sys.stderr
@@ -99,6 +102,14 @@ def one_sentence(problem: Exception) -> str:
     if options:
         head = " ".join(lines[: options[0]]).rstrip(".")
         return f"{head}; known are {', '.join(lines[options[0] + 1 :])}"
+    cause = problem.__cause__
+    if lines and lines[0].startswith("Error merging override") and cause is not None:
+        return f"{lines[0].removeprefix('Error merging override ')}: {str(cause).splitlines()[0]}"
+    if "Multiple values for" in str(problem):
+        return f"{lines[0].split('. ')[0]}: give it once"
     if lines and lines[0].startswith("Could not override"):
+        name = re.search(r"'([a-z]+)'", lines[0])
+        if name and name[1] in ADDED:
+            return f"{name[1]}=... must be added with a plus: +{name[1]}=..."
         return f"{lines[0].rstrip('.')}: there is no such key; check the spelling, --cfg job prints every key"
     return " ".join(lines)

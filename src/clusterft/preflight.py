@@ -126,6 +126,8 @@ def check_disk(cfg: DictConfig) -> None:
     folder = Path(cfg.runtime.runs_dir).absolute()
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        raise PreflightError(f"{folder} is no folder, so nothing can be written below it; set runtime.runs_dir to another place")
     if not os.access(folder, os.W_OK):
         raise PreflightError(f"{folder} cannot be written to; set runtime.runs_dir to a folder that can")
     free = shutil.disk_usage(folder).free

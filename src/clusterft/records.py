@@ -256,13 +256,25 @@ class RunRecord:
     cost: Mapping[str, Any]
     error: str | None = None
     schema: int = RECORD_SCHEMA
+    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see clusterft.inputs
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        return data if self.inputs else {key: value for key, value in data.items() if key != "inputs"}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
-        """Raises ValueError if the record is of a schema that this version does not know."""
+    def from_json(cls, data: Any) -> RunRecord:
+        """Raises ValueError if this is no record, or of a schema that this version does not know."""
+        if not isinstance(data, Mapping):
+            raise ValueError("it holds no record")
         if data.get("schema") != RECORD_SCHEMA:
             raise ValueError(f"record schema {data.get('schema')!r} is not {RECORD_SCHEMA}")
+        for name, kind in _RECORD_TYPES.items():
+            if not isinstance(data.get(name), kind) or isinstance(data.get(name), bool):
+                raise ValueError(f"its {name} is {data.get(name)!r}")
+        if not all(isinstance(m, Mapping) for m in data["metrics"]):
+            raise ValueError("its metrics are no list of objects")
         return cls(**{**data, "metrics": tuple(Metric(**m) for m in data["metrics"])})
+
+
+_RECORD_TYPES = {"run_id": str, "status": str, "config": Mapping, "seed": int, "metrics": list, "cost": Mapping}

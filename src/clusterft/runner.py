@@ -19,9 +19,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft import adaptive, evaluation, provenance, stages
+from clusterft.inputs import Facts, changed_input, input_facts
 from clusterft.launch import Preempted
 from clusterft.records import Metric, RunRecord, Selection
-from clusterft.store import RunStore, run_id
+from clusterft.store import RunStore, StoreError, refuse_other_config, run_id
 from clusterft.trainer import TrainResult
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,12 @@ def run_one(cfg: DictConfig) -> RunRecord:
     record with `status: failed` and the message was written. A preempted run leaves no record: the same command continues it.
     """
     store, name = RunStore(Path(cfg.runtime.runs_dir)), run_id(cfg)
-    done = _complete(store, name)
+    done = _complete(store, name, cfg)
     if done is not None and not _leftovers(cfg, store.path(name)):
         return done
     run_dir = store.begin(cfg)
     with store.lock(name):
-        done = _complete(store, name)  # another process may have finished it between the look above and the lock
+        done = _complete(store, name, cfg)  # another process may have finished it between the look above and the lock
         if done is not None:
             _tidy(cfg, run_dir)
             return done
@@ -64,9 +65,20 @@ def _note_failure(cfg: DictConfig, store: RunStore, name: str, problem: Exceptio
         log.warning("the failure of run %s could not be recorded: %s", name, second)
 
 
-def _complete(store: RunStore, name: str) -> RunRecord | None:
+def _complete(store: RunStore, name: str, cfg: DictConfig) -> RunRecord | None:
+    """The record of a finished run. Raises StoreError if it was made from other files or another configuration than there are now."""
     record = store.read(name)
-    return record if record is not None and record.status == "complete" else None
+    if record is None or record.status != "complete":
+        return None
+    frozen = store.path(name) / "config.yaml"
+    if frozen.exists():
+        refuse_other_config(frozen, cfg)
+    changed = changed_input(record.inputs)
+    if changed:
+        raise StoreError(
+            f"run {name}: {changed}; give the new contents another name, or move {store.path(name)} away to run it again"
+        )
+    return record
 
 
 def _leftovers(cfg: DictConfig, run_dir: Path) -> list[Path]:
@@ -92,6 +104,7 @@ def _tidy(cfg: DictConfig, run_dir: Path) -> None:
 
 
 def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
+    inputs = input_facts(OmegaConf.to_container(cfg, resolve=True))
     ready = stages.prepare_for_cell(cfg)
     selection, seconds = stages.select(cfg, ready, run_dir)
     trained = adaptive.train(cfg, run_dir, ready)
@@ -108,6 +121,7 @@ def _run_stages(cfg: DictConfig, run_dir: Path, name: str) -> RunRecord:
         metrics=metrics,
         evaluation_seconds=evaluation_seconds,
         reselections=adaptive.reselections(cfg, run_dir, selection),
+        inputs=inputs,
     )
 
 
@@ -122,6 +136,7 @@ def complete_record(
     metrics: Sequence[Metric],
     evaluation_seconds: float,
     reselections: Sequence[Mapping[str, Any]] = (),
+    inputs: Facts | None = None,
 ) -> RunRecord:
     """The record of a run whose stages have all finished. seconds: as `stages.select` returned them; what re-selections
     (`adaptive.reselections`) cost is added."""
@@ -137,7 +152,9 @@ def complete_record(
     facts = selection_facts(selection, pool_rows)
     if reselections:
         facts["reselections"] = [dict(one) for one in reselections]
-    return _record(cfg, name, "complete", selection=facts, train=trained.facts(), metrics=tuple(metrics), cost=cost)
+    return _record(
+        cfg, name, "complete", selection=facts, train=trained.facts(), metrics=tuple(metrics), cost=cost, inputs=inputs
+    )
 
 
 def selection_facts(selection: Selection, pool_rows: int) -> dict:
@@ -162,6 +179,7 @@ def _record(
     metrics: tuple[Metric, ...] = (),
     cost: dict | None = None,
     error: str | None = None,
+    inputs: Facts | None = None,
 ) -> RunRecord:
     commit, dirty = provenance.commit()
     return RunRecord(
@@ -178,4 +196,5 @@ def _record(
         metrics=metrics,
         cost=cost or {},
         error=error,
+        inputs=inputs or {},
     )

@@ -122,12 +122,13 @@ def _child(
     from clusterft import distributed
 
     threading.Thread(target=_die_with_parent, args=(pipe,), daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*WATCHED, signal.SIGINT))  # blocked by forkserver_guard
     # A server that was running already knows nothing of what the parent's environment has become.
     os.environ.clear()
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo"} | environment)
     code = 1
     try:
+        # Blocked by forkserver_guard. One that waits already is raised right here, where it is answered.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*WATCHED, signal.SIGINT))
         dist = _join(rank, world, threads, device, rendezvous, timeout)
         resolve(entry)(dist=dist, **kwargs)
         report, code = Report(rank, "done"), 0

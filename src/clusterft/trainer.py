@@ -113,7 +113,7 @@ def train(
     Raises ValueError for settings that do not fit, RankFailure on every rank when one of them meets a loss that is not finite,
     Preempted after a checkpoint on SIGTERM or SIGUSR1.
     """
-    if dist.broadcast_object((out_dir / "result.json").exists()):
+    if dist.broadcast_object(is_finished(out_dir) if dist.is_main else None):
         log.info("%s is already finished, nothing is computed anew", out_dir)
         return _finished(model, out_dir)
     if period(sampler_cfg) is not None and stop_after is None:
@@ -247,10 +247,16 @@ class _Run:
         self.dist.raise_together(problem)
 
 
+def is_finished(out_dir: Path) -> bool:
+    """Whether a result and its weights are there. Without the weights, which a complete run gives up, the result is removed: train anew."""
+    result = out_dir / "result.json"
+    if result.exists() and not any((out_dir / "model").glob("*.safetensors")):
+        log.warning("%s was trained, but its weights were removed since; it is trained again", out_dir)
+        result.unlink()
+    return result.exists()
+
+
 def _finished(model: nn.Module, out_dir: Path) -> TrainResult:
-    """Puts the weights that training left under `out_dir` into `model`. Raises FileNotFoundError if they were removed."""
-    file = out_dir / "model" / "model.safetensors"
-    if not file.exists():
-        raise FileNotFoundError(f"{out_dir} holds a finished training, but {file} was removed; delete result.json to train again")
-    load_model(model, file, strict=False)
+    """Puts the weights that training left under `out_dir` into `model`."""
+    load_model(model, out_dir / "model" / "model.safetensors", strict=False)
     return read_result(out_dir)

@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from clusterft import __version__
 from clusterft.cli.arguments import add_commands, in_flags
@@ -28,9 +29,16 @@ HANDLERS = {
 }
 
 
+class OneSentenceParser(argparse.ArgumentParser):
+    """Refuses in one sentence instead of after a page of usage; so do the parsers of the commands, which are of the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    p = argparse.ArgumentParser(
+    p = OneSentenceParser(
         prog="clusterft", description="Choose a subset of instruction data, train on it, see that nothing was lost."
     )
     p.add_argument("--version", action="version", version=f"clusterft {__version__}")

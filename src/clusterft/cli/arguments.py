@@ -27,6 +27,7 @@ FLAGS = {
     r"selector\.ratio": "--ratio",
     r"runtime\.processes": "--processes",
     r"runtime\.device": "--device",
+    r"runtime\.runs_dir": "--out",
 }
 """Settings of conf/ -> what a person types here."""
 

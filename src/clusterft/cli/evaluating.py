@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from pathlib import Path
 
@@ -35,16 +36,17 @@ def evaluate_folder(folder: Path, only: str | None) -> list[RunRecord]:
 
     Raises UserError if nothing was trained, and what an evaluator raises.
     """
-    folder = folder.absolute()
+    shown, folder = shlex.quote(str(folder)), folder.absolute()
     header = open_folder(folder).header
     check_unchanged(header)
     store = RunStore(folder / "run")
     trained = sorted(p.parents[1] for p in store.root.glob("*/train/result.json"))
-    trained = [p for p in trained if only in (None, p.name)]
     if not trained:
-        what = f"no trained run {only}" if only else "no trained run"
-        raise UserError(f"{folder} holds {what}; run `clusterft train {folder.name}` first")
-    return [_evaluated(store, run_dir, header["seconds"]) for run_dir in trained]
+        raise UserError(f"{folder} holds no trained run; run `clusterft train {shown}` first")
+    chosen = [p for p in trained if only in (None, p.name)]
+    if not chosen:
+        raise UserError(f"{folder} holds no trained run {only}; there are {', '.join(p.name for p in trained)}")
+    return [_evaluated(store, run_dir, header["seconds"]) for run_dir in chosen]
 
 
 def _evaluated(store: RunStore, run_dir: Path, seconds: dict[str, float]) -> RunRecord:

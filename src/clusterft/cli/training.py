@@ -35,13 +35,24 @@ def run(args: argparse.Namespace) -> int:
     given = [f"{key}={getattr(args, name)}" for name, key in OPTIONS.items() if getattr(args, name) is not None]
     run_dir, trained = train_folder(args.folder, [*args.settings, *given])
     first, last = trained.losses[0], trained.losses[-1]
+    warmup = OmegaConf.load(run_dir / "config.yaml").trainer.warmup_steps
     rows = [
         ("steps", f"{trained.steps} of {trained.total_steps}, {trained.tokens:,} tokens, {duration(trained.wall_seconds)}"),
         ("loss", f"{first:.4f} at the first step, {last:.4f} at the last"),
         ("model", str(run_dir / "train" / "model")),
     ]
+    if trained.total_steps < 2 * warmup:
+        rows.append(("look out", short_run(trained.total_steps, warmup)))
     console().print(facts_table("trained", rows))
     return 0
+
+
+def short_run(steps: int, warmup: int) -> str:
+    """What a person must know of a run that is over before its learning rate has got anywhere."""
+    return (
+        f"the learning rate rises over the first {warmup} steps, and this run has {steps}: it changed the model very little, so a "
+        "comparison with it says little; train for more --epochs, or with --set trainer.warmup_steps=0"
+    )
 
 
 def train_folder(folder: Path, settings: Sequence[str]) -> tuple[Path, TrainResult]:
