@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clusterft.command_line import OneSentenceParser
 from clusterft.records import RunRecord
 from clusterft.text_rules import printable
 from eval.compare_margin import margin_notes
@@ -108,7 +109,7 @@ def check_margins(points: float, nats: float) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="clusterft compare", description="Is A (a subset, say) no worse than B (all data, say)?")
+    p = OneSentenceParser(prog="clusterft compare", description="Is A (a subset, say) no worse than B (all data, say)?")
     p.add_argument(
         "run_a",
         metavar="RUN_A",

@@ -55,7 +55,7 @@ class Group:
                     f"give runs that differ in their seed only, each by its own folder (FOLDER/run/{other.run_id})"
                 )
         notes = tuple(f"run {r.run_id} (seed {r.seed}) is {r.status} and left out" for r in records if r.status != "complete")
-        return cls(_name(complete[0]), complete, tuple(sorted({r.seed for r in records})), notes)
+        return cls(_name(complete), complete, tuple(sorted({r.seed for r in records})), notes)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -93,10 +93,14 @@ def compare_costs(a: Group, b: Group) -> dict[str, tuple[float, float]]:
     return {key: (x, y) for key, (x, y) in both.items() if x is not None and y is not None}
 
 
-def _name(run: RunRecord) -> str:
-    method = str(run.selection.get("method", run.run_id))
-    usage = run.selection.get("data_usage")
-    return method if usage is None or usage >= 1 else f"{method} ({100 * usage:.0f} % of the data)"
+def _name(runs: Sequence[RunRecord]) -> str:
+    """The method, and the share of the data that it kept: from the least to the most of its seeds where they differ."""
+    method = str(runs[0].selection.get("method", runs[0].run_id))
+    shares = [r.selection.get("data_usage") for r in runs]
+    if None in shares or min(shares) >= 1:
+        return method
+    shown = list(dict.fromkeys(f"{100 * share:.0f}" for share in (min(shares), max(shares))))
+    return f"{method} ({' to '.join(shown)} % of the data)"
 
 
 def refuse_other_problems(a: Metric, b: Metric) -> None:

@@ -55,6 +55,11 @@ def test_groups_of_seeds_give_case_20s_numbers():
     assert row.verdict.kind == CANNOT_TELL and row.verdict.needed > 5
 
 
+def test_a_method_is_named_with_the_share_of_all_its_seeds():
+    kept = [run("cluster", s, [metric(71)], usage=u) for s, u in enumerate((0.25, 0.55, 0.4))]
+    assert compare_groups(kept, seeds("full", FULL)).candidate == "cluster (25 to 55 % of the data)"
+
+
 def test_the_sentence_for_a_paper():
     c = compare_groups(seeds("cluster", CLUSTER, usage=0.59), seeds("full", FULL))
     assert sentence(c, c.rows[0]) == (

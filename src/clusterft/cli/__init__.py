@@ -15,10 +15,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
 from clusterft import __version__
 from clusterft.cli.arguments import add_commands, in_flags
+from clusterft.command_line import OneSentenceParser
 
 HANDLERS = {
     "doctor": "clusterft.cli.doctor",
@@ -27,13 +27,6 @@ HANDLERS = {
     "eval": "clusterft.cli.evaluating",
     "report": "clusterft.cli.reporting",
 }
-
-
-class OneSentenceParser(argparse.ArgumentParser):
-    """Refuses in one sentence instead of after a page of usage; so do the parsers of the commands, which are of the same class."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
 def parser() -> argparse.ArgumentParser:
