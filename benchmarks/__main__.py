@@ -61,7 +61,14 @@ PAGE = (
 )
 
 
-ELSEWHERE = ("A million rows in", "Bytes sent in a step", "How well signals follow true gradients")
+ELSEWHERE = (
+    "Two million rows",
+    "A million rows in",
+    "Bytes sent in a step",
+    "How well signals follow true gradients",
+    "HumanEval, base model, all 164 problems",
+    "Medical questions, base model",
+)
 """What only the full page has: the project's README has room for few tables."""
 
 
