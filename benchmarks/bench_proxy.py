@@ -155,14 +155,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--versions", help=f"comma-separated, of {', '.join(VERSIONS)}; released_float32 always runs")
-    parser.add_argument("--quick", action="store_true", help="8 rows, one repeat, three versions")
+    parser.add_argument("--quick", action="store_true", help="5 rows, one repeat, three versions")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--samples", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return child(arguments.child, arguments)
     if arguments.quick:
-        arguments.rows, arguments.repeats, arguments.max_length = 8, 1, 400
+        arguments.rows, arguments.repeats, arguments.max_length = 5, 1, 300
     torch.set_num_threads(arguments.threads)
     names = list(QUICK if arguments.quick else VERSIONS) if not arguments.versions else arguments.versions.split(",")
     names = list(dict.fromkeys(["released_float32", *names]))

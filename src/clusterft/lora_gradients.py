@@ -38,8 +38,8 @@ from clusterft.row_losses import count, without_eos
 from clusterft.seeding import generator
 from clusterft.warmup import Recipe, train_rows
 
-GROUP_BYTES = 1024 * 1024 * 1024
-"""Gradients held at a time. More rows share the making of the signs, up to where the matrix product is all that counts: 17 rows of
+GROUP_BYTES = 2 * 1024 * 1024 * 1024
+"""Gradients held at a time. More rows share the making of the signs, up to where the matrix product is all that counts: 36 rows of
 LoRA's 14.7 million values at rank 128 for a hidden size of 576."""
 
 
