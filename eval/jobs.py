@@ -66,7 +66,7 @@ def _check_part(job: Job, problem: Mapping[str, Any], part: str) -> tuple[str, i
     checked = {"expected": expected, "atol": problem["atol"], "ref_time": seconds, "min_time_limit": job["min_time_limit"]}
     try:
         status, details = untrusted_check(job["dataset"], job["solution"], inputs, entry_point, fast_check=True, **checked)
-    except Exception:  # whatever it is: the reference has run, so the solution wrote over what evalplus reads its verdict from
+    except KeyError:  # evalplus looks its verdict up in shared memory, and the solution wrote something else there
         return "fail", 0
     return status, sum(bool(d) for d in details)
 
