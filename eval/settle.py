@@ -10,12 +10,14 @@ is `read_results_csv`.
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from clusterft.tabular import open_text, separator_of
 
 
 @dataclass(frozen=True)
@@ -150,24 +152,18 @@ def read_results_csv(path: Path) -> list[Observation]:
     Separated by commas, semicolons or tabs, in UTF-8 or UTF-16 with a mark, as spreadsheets write them. Raises ValueError naming the
     line where a column is missing, a number cannot be read or score and counts disagree; FileNotFoundError.
     """
-    with io.StringIO(_decoded(path), newline="") as handle:
-        first = handle.readline()
-        handle.seek(0)
-        reader = csv.DictReader(handle, delimiter=max(",;\t", key=first.count))
-        missing = {"method", "seed", "benchmark", "passed", "total", "score", "run_id"} - set(reader.fieldnames or ())
-        if missing:
-            raise ValueError(f"{path}:1: columns {', '.join(sorted(missing))} are missing")
-        return [_csv_row(row, f"{path}:{reader.line_num}") for row in reader]
-
-
-def _decoded(path: Path) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
-    raw = path.read_bytes()
-    try:
-        return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: neither UTF-8 nor UTF-16 with a mark ({error}); save it again as UTF-8") from error
+    with open_text(path) as text:
+        try:
+            first = text.readline()
+            reader = csv.DictReader(chain([first], text), delimiter=separator_of(path, first))
+            missing = {"method", "seed", "benchmark", "passed", "total", "score", "run_id"} - set(reader.fieldnames or ())
+            if missing:
+                raise ValueError(f"{path}:1: columns {', '.join(sorted(missing))} are missing")
+            return [_csv_row(row, f"{path}:{reader.line_num}") for row in reader]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: it is not {text.encoding} ({error}); save it again as UTF-8") from error
 
 
 def _csv_row(row: Mapping[str, str], where: str) -> Observation:

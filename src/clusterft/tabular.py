@@ -28,11 +28,11 @@ _KNOWN = frozenset(column for layout in FORMATS.values() for column in layout.co
 
 def iterate_csv(path: Path) -> Iterator[RawRow]:
     """Rows of a CSV or TSV file with a header line. Raises DataError for a bad header or undecodable text."""
-    with _text(path) as text:
+    with open_text(path) as text:
         reader = None
         try:
             first = text.readline()
-            reader = csv.reader(chain([first], text) if first else text, delimiter=_separator(path, first), strict=True)
+            reader = csv.reader(chain([first], text) if first else text, delimiter=separator_of(path, first), strict=True)
             header = next(reader, None)
             if not header:
                 raise DataError(f"{path}: the file is empty; expected a header line")
@@ -50,15 +50,16 @@ def iterate_csv(path: Path) -> Iterator[RawRow]:
 
 def separator_notes(path: Path) -> list[str]:
     """A note if the header line of a CSV file shows another separator than the file's name."""
-    with _text(path) as text:
+    with open_text(path) as text:
         try:
-            found = _separator(path, text.readline())
+            found = separator_of(path, text.readline())
         except UnicodeDecodeError:
             return []  # reading the rows says where
     return [] if found == _usual(path) else [f"{path}: columns are separated by {SEPARATORS[found]}, as its header line shows"]
 
 
-def _text(path: Path) -> io.TextIOWrapper:
+def open_text(path: Path) -> io.TextIOWrapper:
+    """A CSV file as text in the encoding that its first bytes show. Raises DataError for one that cannot be read."""
     with open_bytes(path) as stream:
         encoding = encoding_of(path, stream.read(4))
     csv.field_size_limit(FIELD_CHARS)
@@ -69,7 +70,7 @@ def _usual(path: Path) -> str:
     return "\t" if ".tsv" in [s.lower() for s in path.suffixes] else ","
 
 
-def _separator(path: Path, line: str) -> str:
+def separator_of(path: Path, line: str) -> str:
     """The separator that the name says, unless the header line makes sense with another one only."""
     usual = _usual(path)
     cells = {one: _cells(line, one) for one in SEPARATORS}
