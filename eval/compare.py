@@ -17,10 +17,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clusterft.command_line import OneSentenceParser
-from clusterft.records import RunRecord
+from clusterft.records import RunRecord, parse_record
 from clusterft.text_rules import printable
 from eval.compare_margin import margin_notes
 from eval.compare_text import to_json, to_markdown
@@ -58,20 +57,12 @@ def _not_evaluated(folder: Path) -> str:
 def _read(path: Path) -> tuple[RunRecord, list[str]]:
     """The record, and a sentence for each metric that is no finite number: left out, so that the other metrics can be compared."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        left_out = []
-        if isinstance(data, dict) and isinstance(data.get("metrics"), list):
-            bad = [m for m in data["metrics"] if isinstance(m, dict) and _no_number(m.get("value"))]
-            data["metrics"] = [m for m in data["metrics"] if m not in bad]
-            left_out = [f"{m.get('task')}/{m.get('name')} is {m.get('value')} and left out" for m in bad]
-        record = RunRecord.from_json(data)
-        return record, [f"run {record.run_id} (seed {record.seed}): {text}" for text in left_out]
+        record, bad = parse_record(json.loads(path.read_text(encoding="utf-8")))
+        return record, [
+            f"run {record.run_id} (seed {record.seed}): {name} is {value} and left out" for name, value in bad.items()
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a run record ({error}); run the cell again") from error
-
-
-def _no_number(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def load_runs(side: str, runs_dir: Path) -> tuple[list[RunRecord], dict[str, Problems], list[str]]:

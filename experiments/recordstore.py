@@ -8,7 +8,6 @@ same run from two machines, and metrics that are not numbers: it names them inst
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from clusterft.atomic import write_atomic
 from clusterft.inputs import changed_input
 from clusterft.records import RunRecord
+from clusterft.records import parse_record as parse_json
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,8 @@ def _record_files(folders: Sequence[Path]) -> Iterable[Path]:
 
 def parse_record(text: str, path: Path) -> Stored:
     """One record; metrics that are no finite numbers are set apart by name. Raises ValueError for anything else that is wrong."""
-    data = json.loads(text)
-    if not isinstance(data, dict):
-        raise ValueError("it holds no record")
-    good, bad = [], []
-    for metric in data.get("metrics", ()):
-        value = metric["value"]
-        if isinstance(value, int | float) and math.isfinite(value):
-            good.append(metric)
-        else:
-            bad.append(f"{metric['task']}/{metric['name']}")
-    return Stored(RunRecord.from_json({**data, "metrics": good}), path, tuple(bad))
+    record, bad = parse_json(json.loads(text))
+    return Stored(record, path, tuple(bad))
 
 
 def comparable(record: RunRecord) -> dict[str, Any]:

@@ -277,4 +277,21 @@ class RunRecord:
         return cls(**{**data, "metrics": tuple(Metric(**m) for m in data["metrics"])})
 
 
+def parse_record(data: Any) -> tuple[RunRecord, dict[str, Any]]:
+    """A record from parsed JSON without its metrics that are no finite numbers, and these as "task/name" -> value.
+
+    For readers that name such a metric and go on; `RunRecord.from_json` refuses it. Raises ValueError for anything else that is wrong.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("metrics"), list):
+        return RunRecord.from_json(data), {}
+    good, bad = [], {}
+    for metric in data["metrics"]:
+        value = metric["value"]
+        if isinstance(value, int | float) and math.isfinite(value):
+            good.append(metric)
+        else:
+            bad[f"{metric['task']}/{metric['name']}"] = value
+    return RunRecord.from_json({**data, "metrics": good}), bad
+
+
 _RECORD_TYPES = {"run_id": str, "status": str, "config": Mapping, "seed": int, "metrics": list, "cost": Mapping}
