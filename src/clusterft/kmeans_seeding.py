@@ -3,6 +3,10 @@
 In go a surveyed `RowTable` and a seed; out come k centres. The sample is drawn by hashes of the rows' contents and worked on in
 their order, on one thread, so that neither the order of the rows nor the number of threads has a say. Wide rows are projected
 onto the leading directions of the sample first; the centres are then the means of the sample's unprojected rows.
+
+Where the table is larger than the sample, restarts are cheap beside the passes over all rows, yet few of them avoid the local
+optimum in which two clusters share a centre and one has two. The best is then improved by swaps (Fränti and Kivijärvi 2000):
+one centre jumps to a far row, and the change stays if a few iterations make it pay.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from __future__ import annotations
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from clusterft.lloyd import LloydResult, lloyd
+from clusterft.lloyd import LloydResult, lloyd, own_sq_distances
 from clusterft.rows import RowTable
 from clusterft.seeding import generator, seed_hash
 
 WIDTH = 64
 EARLY_ITERATIONS, FINALISTS = 6, 3
+SWAP_ITERATIONS = 3
+BASIS_ROWS, BASIS_ROWS_PER_CLUSTER = 1024, 4
 SAMPLE_ROWS = 4096
 SAMPLE_ROWS_PER_CLUSTER = 96
 
@@ -28,9 +34,11 @@ def starting_centers(
     scaled = _scaled_limits(low, high, rows.size, table.n)
     with threadpool_limits(1):
         sample = table.block(rows)
-        narrow = _narrow(sample, seed)
+        narrow = _narrow(sample, max(BASIS_ROWS, BASIS_ROWS_PER_CLUSTER * k), seed)
         small = RowTable(narrow).survey()
         best = _race(small, narrow, k, scaled, n_init, max_iter, seed)
+        if rows.size < table.n and k > 1:
+            best = _swapped(small, narrow, best, scaled, n_init, max_iter, seed)
     if table.d <= 2 * WIDTH:
         return best.centers
     return np.stack([sample[best.labels == c].mean(0, dtype=np.float64) for c in range(k)])
@@ -55,6 +63,24 @@ def _race(table: RowTable, points: np.ndarray, k: int, limits, n_init: int, max_
         for run in runs[:FINALISTS]
     ]
     return min(ended, key=lambda run: run.inertia)
+
+
+def _swapped(table: RowTable, points: np.ndarray, best: LloydResult, limits, tries: int, max_iter: int, seed: int) -> LloydResult:
+    """The best of `tries` swaps, one after the other: a centre drawn evenly moves to a row drawn by its squared distance to its own
+    centre. Never worse than `best`."""
+    rng = generator(seed, "kmeans swaps")
+    few, k = min(max_iter, SWAP_ITERATIONS), len(best.centers)
+    first = best
+    for _ in range(tries):
+        cumulative = np.cumsum(own_sq_distances(table, best.centers, best.labels))
+        row = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right").clip(max=len(points) - 1))
+        centers = best.centers.copy()
+        centers[rng.integers(k)] = points[row]
+        run = lloyd(table, centers, *limits, max_iter=few, tolerance=1e-3)
+        best = run if run.inertia < best.inertia else best
+    if best is first or best.converged or max_iter == few:
+        return best
+    return lloyd(table, best.centers, *limits, max_iter=max_iter - few, tolerance=1e-3)
 
 
 def sample_rows(table: RowTable, size: int, seed: int) -> np.ndarray:
@@ -91,13 +117,18 @@ def _sq_distances_to(points: np.ndarray, lengths: np.ndarray, picks) -> np.ndarr
     return distances.clip(min=0.0)
 
 
-def _narrow(sample: np.ndarray, seed: int) -> np.ndarray:
-    """The sample on its WIDTH leading directions (randomised range finder, two power iterations), or itself if it is narrow."""
+def _narrow(sample: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """The sample on its WIDTH leading directions, or itself if it is narrow.
+
+    The directions come from a randomised range finder with two power iterations over the first `most` rows: the sample is in
+    random order.
+    """
     if sample.shape[1] <= 2 * WIDTH:
         return sample.astype(np.float64)
     centred = (sample - sample.mean(0, dtype=np.float64).astype(sample.dtype)).astype(np.float32, copy=False)
     basis = generator(seed, "kmeans projection").standard_normal((sample.shape[1], WIDTH + 8), dtype=np.float32)
+    few = centred[:most]
     for _ in range(2):
-        basis = np.linalg.qr(centred.T @ (centred @ basis))[0]
+        basis = np.linalg.qr(few.T @ (few @ basis))[0]
     found = (centred @ basis).astype(np.float64)
     return found @ np.linalg.eigh(found.T @ found)[1][:, ::-1][:, :WIDTH]
