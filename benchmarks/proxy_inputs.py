@@ -37,7 +37,7 @@ def load(model_path: str | None, dtype: str = "float32") -> tuple[Any, Any]:
 def pool_rows(tokenizer: Any, rows: int, max_length: int, seed: int = 0) -> list[Encoded]:
     """`rows` encoded rows of the standard-library pool in a random order (data-set order of a shuffled set)."""
     cfg = OmegaConf.load(ROOT / "conf" / "data" / "stdlib_instruct.yaml")
-    _, encoded = encode_pool(load_pool(cfg).train, tokenizer, cfg.template, max_length)
+    _, encoded = encode_pool(load_pool(cfg, assets_dir=RESULTS.parent / "scratch").train, tokenizer, cfg.template, max_length)
     ordered = sorted((e for e in encoded if e.n_target and not e.truncated), key=lambda e: e.id)
     picked = generator(seed, "benchmark rows").choice(len(ordered), rows, replace=False)
     return [ordered[i] for i in picked]

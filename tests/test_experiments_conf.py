@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from clusterft.app import register_schema
+from clusterft.proxy import ProxyParams
 from clusterft.store import run_id
 from experiments.composing import Composer
 from experiments.cost_model import CostModel
@@ -102,6 +103,14 @@ def test_every_experiment_suits_every_scale(experiment: str) -> None:
     for scale in SCALES:
         spec = load_spec(node, scale)
         assert spec.kind == "generated" or expand(spec)
+
+
+@pytest.mark.parametrize("scale", [None, *SCALES])
+@pytest.mark.parametrize("experiment", ["signals", "beyond"])
+def test_every_signal_can_be_computed_in_the_precision_of_its_scale(experiment: str, scale: str | None) -> None:
+    """The gradient signals refuse autocast, which is what the trainer of small machines uses."""
+    for cell in expand(spec_at(experiment, scale)):
+        ProxyParams(**resolver(experiment, scale)(cell.overrides)[1]["clustering"]["proxy"])
 
 
 def test_composing_once_for_many_cells_equals_hydra() -> None:

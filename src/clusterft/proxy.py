@@ -48,7 +48,7 @@ class ProxyParams:
     rank       columns of the random factors of lora_b and last_layers: d = (matrices) · rank²
     projection_seed  names those factors
 
-    Raises ValueError for a value that is not offered.
+    Raises ValueError for a value that is not offered, and for bf16_autocast with lora_b or last_layers.
     """
 
     normalise: bool = True
@@ -63,6 +63,8 @@ class ProxyParams:
         for name, allowed in (("precision", PRECISIONS), ("proxy", (*SIGNALS, *KINDS))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.proxy in KINDS and self.precision == "bf16_autocast":
+            raise ValueError(f"proxy {self.proxy} runs in float32 or bfloat16, got precision bf16_autocast")
 
 
 def ready_pass(model: Any, params: ProxyParams, *, layout: str = "packed") -> ProxyPass:
@@ -72,8 +74,8 @@ def ready_pass(model: Any, params: ProxyParams, *, layout: str = "packed") -> Pr
     options = {"proxy": params.proxy, "layout": layout, "autocast": autocast}
     if params.proxy in SIGNALS:
         return ProxyPass(model, **options)
-    if autocast or layout != "packed":
-        raise ValueError(f"proxy {params.proxy} runs packed, in float32 or bfloat16; got layout {layout}, {params.precision}")
+    if layout != "packed":
+        raise ValueError(f"proxy {params.proxy} runs packed, got layout {layout}")
     return FactoredGradientPass(model, layers=params.layers, rank=params.rank, seed=params.projection_seed, **options)
 
 
