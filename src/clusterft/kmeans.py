@@ -45,11 +45,11 @@ class CapacityKMeans(ClusterMixin, BaseEstimator):
     max_iter         most iterations of the refinement
     random_state     int, RandomState or None, as in scikit-learn
     solver           exact | released | min_cost_flow
-    size_min, size_max  explicit limits, int or (k,) integers; size_max takes the place of the cap. Every cluster holds at least
-    one row
-                     in any case.
-    tol              the refinement ends when the centres' squared movement is below tol times the rows' variance; 0: when no row
-    moves chunk_rows       rows read at a time; default about 8 MiB
+    size_min, size_max  explicit limits, int or (k,) integers; size_max takes the place of the cap. Every cluster holds at
+                     least one row in any case
+    tol              the refinement ends when the centres hardly move or gain by it, relative to the rows' variance (`lloyd.lloyd`);
+                     0: when no row moves
+    chunk_rows       rows read at a time; default about 8 MiB
 
     After `fit`: labels_ (n,) int32, cluster_centers_ (k, d) float64, the means of their rows (`released`: plain K-means'
     centres), inertia_ the sum of squared distances to them, n_iter_, size_max_ and size_min_ (k,) the limits in force. Clusters

@@ -20,7 +20,7 @@ from clusterft.seeding import generator, seed_hash
 
 WIDTH = 64
 EARLY_ITERATIONS, FINALISTS = 6, 3
-SWAP_ITERATIONS = 3
+SWAP_ITERATIONS, SWAP_GAIN = 3, 1e-3
 BASIS_ROWS, BASIS_ROWS_PER_CLUSTER = 1024, 4
 SAMPLE_ROWS = 4096
 SAMPLE_ROWS_PER_CLUSTER = 96
@@ -65,18 +65,21 @@ def _race(table: RowTable, points: np.ndarray, k: int, limits, n_init: int, max_
     return min(ended, key=lambda run: run.inertia)
 
 
-def _swapped(table: RowTable, points: np.ndarray, best: LloydResult, limits, tries: int, max_iter: int, seed: int) -> LloydResult:
-    """The best of `tries` swaps, one after the other: a centre drawn evenly moves to a row drawn by its squared distance to its own
-    centre. Never worse than `best`."""
+def _swapped(
+    table: RowTable, points: np.ndarray, best: LloydResult, limits, n_init: int, max_iter: int, seed: int
+) -> LloydResult:
+    """Swaps until 2 x n_init in a row were in vain: a centre drawn evenly moves to a row drawn by its squared distance to its own centre.
+    Never worse than `best`."""
     rng = generator(seed, "kmeans swaps")
     few, k = min(max_iter, SWAP_ITERATIONS), len(best.centers)
-    first = best
-    for _ in range(tries):
+    first, vain = best, 0
+    while vain < 2 * n_init:
         cumulative = np.cumsum(own_sq_distances(table, best.centers, best.labels))
         row = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right").clip(max=len(points) - 1))
         centers = best.centers.copy()
         centers[rng.integers(k)] = points[row]
         run = lloyd(table, centers, *limits, max_iter=few, tolerance=1e-3)
+        vain = 0 if run.inertia < best.inertia * (1 - SWAP_GAIN) else vain + 1
         best = run if run.inertia < best.inertia else best
     if best is first or best.converged or max_iter == few:
         return best

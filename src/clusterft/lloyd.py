@@ -16,6 +16,9 @@ from clusterft.assignment_kernels import own_squared_distances
 from clusterft.cost_sources import PointCosts
 from clusterft.rows import ExactSums, RowTable
 
+GAIN_SHARE = 0.1
+"""Of the tolerance: the share of the rows' whole variance below which what moving the centres gains is no longer worth a pass."""
+
 CARRY_FROM = 5e7
 """From so many multiplications on, margins are carried from one iteration to the next instead of scanning all rows again."""
 
@@ -34,8 +37,10 @@ class LloydResult:
 def lloyd(
     table: RowTable, centers: np.ndarray, low: np.ndarray, high: np.ndarray, *, max_iter: int, tolerance: float
 ) -> LloydResult:
-    """Iterates until no row changes its cluster or the centres' squared movement, summed, falls below `tolerance` times the
-    variance of the rows (mean over columns, as in scikit-learn), at most max_iter times.
+    """Iterates until no row changes its cluster, at most max_iter times; with a tolerance above 0 also until the centres' squared
+    movement, summed, falls below `tolerance` times the variance of the rows (mean over columns, as in scikit-learn), or until
+    moving the centres lowers the sum of squares by less than GAIN_SHARE x tolerance of the rows' own. On wide rows the second is
+    the one that counts: the first asks for 1/d of it, and halves of one round cluster then drift for tens of passes.
 
     low must be at least 1 for every cluster, so that none can become empty.
     """
@@ -52,7 +57,10 @@ def lloyd(
         reach = np.inf if last is None else float(np.ptp(found.prices - last.prices))
         moved = sums.update(None if last is None else last.labels, found.labels)
         before, centers = centers, sums.means()
-        converged = moved == 0 or float(((centers - before) ** 2).sum()) <= tolerance * table.variance
+        steps = ((centers - before) ** 2).sum(1)
+        gain = float(steps @ np.bincount(found.labels, minlength=len(centers))) / table.n
+        converged = moved == 0 or float(steps.sum()) <= tolerance * table.variance
+        converged |= gain <= GAIN_SHARE * tolerance * table.variance * table.d
     return LloydResult(found.labels, centers, inertia(table, centers, found.labels), n_iter, converged)
 
 
