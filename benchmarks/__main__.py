@@ -4,7 +4,7 @@
     python -m benchmarks --page      only the page, from the committed results/*.json
 
 Each script measures against its peers in its own run, writes results/NAME.json and prints a Markdown table. The page is
-results/README.md; the project's README quotes a shorter one, results/in_readme.md. Quick grids take some two and a half minutes on two cores and leave the page alone.
+results/README.md; the project's README quotes a shorter one, results/in_readme.md. Quick grids take under two minutes on two cores and leave the page alone.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from proxy_inputs import RESULTS, load, machine, matrix_rate, pairs, pool_rows
+from proxy_inputs import RESULTS, load, load_own_tokenizer, machine, matrix_rate, pairs, pool_rows
 
 from clusterft.proxy import ProxyPass, gradient_proxies
 
@@ -155,18 +155,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--versions", help=f"comma-separated, of {', '.join(VERSIONS)}; released_float32 always runs")
-    parser.add_argument("--quick", action="store_true", help="5 rows, one repeat, three versions")
+    parser.add_argument("--quick", action="store_true", help="4 short rows, one repeat, three versions")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--samples", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         return child(arguments.child, arguments)
     if arguments.quick:
-        arguments.rows, arguments.repeats, arguments.max_length = 5, 1, 300
+        arguments.rows, arguments.repeats, arguments.max_length = 4, 1, 200
     torch.set_num_threads(arguments.threads)
     names = list(QUICK if arguments.quick else VERSIONS) if not arguments.versions else arguments.versions.split(",")
     names = list(dict.fromkeys(["released_float32", *names]))
-    samples = pairs(pool_rows(load(arguments.model)[1], arguments.rows, arguments.max_length))
+    samples = pairs(pool_rows(load_own_tokenizer(arguments.model), arguments.rows, arguments.max_length))
     lengths = [len(p) + len(r) for p, r in samples]
     padded = sum(max(lengths[i : i + BATCH]) * len(lengths[i : i + BATCH]) for i in range(0, len(lengths), BATCH))
     report = {

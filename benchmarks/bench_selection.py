@@ -70,10 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--max-length", type=int, default=1216)
-    parser.add_argument("--quick", action="store_true", help="12 rows of at most 200 tokens")
+    parser.add_argument("--quick", action="store_true", help="8 rows of at most 200 tokens")
     options = parser.parse_args()
     if options.quick:
-        options.rows, options.max_length = 12, 200
+        options.rows, options.max_length = 8, 200
     torch.set_num_threads(1)
     model, tokenizer = load(None)
     samples = pairs(pool_rows(tokenizer, options.rows, options.max_length))

@@ -22,16 +22,23 @@ from clusterft.seeding import generator
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SMALL = ROOT / "conf" / "model" / "smollm2_135m.yaml"
 
 
 def load(model_path: str | None, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer): from a folder, else the configured small real model."""
     if model_path is not None:
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).eval()
-        return model, AutoTokenizer.from_pretrained(model_path)
-    cfg = OmegaConf.load(ROOT / "conf" / "model" / "smollm2_135m.yaml")
+        return AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).eval(), load_own_tokenizer(model_path)
+    cfg = OmegaConf.load(SMALL)
     cfg.weights_dtype = dtype
-    return load_model(cfg, assets_dir=ROOT / "assets"), load_tokenizer(cfg, assets_dir=ROOT / "assets")
+    return load_model(cfg, assets_dir=ROOT / "assets"), load_own_tokenizer(None)
+
+
+def load_own_tokenizer(model_path: str | None) -> Any:
+    """The tokenizer alone."""
+    if model_path is not None:
+        return AutoTokenizer.from_pretrained(model_path)
+    return load_tokenizer(OmegaConf.load(SMALL), assets_dir=ROOT / "assets")
 
 
 def pool_rows(tokenizer: Any, rows: int, max_length: int, seed: int = 0) -> list[Encoded]:
