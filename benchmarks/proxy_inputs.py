@@ -28,7 +28,9 @@ SMALL = ROOT / "conf" / "model" / "smollm2_135m.yaml"
 def load(model_path: str | None, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer): from a folder, else the configured small real model."""
     if model_path is not None:
-        return AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).eval(), load_own_tokenizer(model_path)
+        return AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).eval(), load_own_tokenizer(
+            model_path
+        )
     cfg = OmegaConf.load(SMALL)
     cfg.weights_dtype = dtype
     return load_model(cfg, assets_dir=ROOT / "assets"), load_own_tokenizer(None)

@@ -310,8 +310,11 @@ def test_factors_keep_inner_products_on_average(llama):
 
 
 def test_gradient_signals_are_offered_packed_and_not_under_autocast(llama):
-    for options in ({"layout": "right"}, {"precision": "bf16_autocast"}):
-        with pytest.raises(ValueError, match="runs packed, in float32 or bfloat16"):
+    for options, said in (
+        ({"layout": "right"}, "runs packed, got"),
+        ({"precision": "bf16_autocast"}, "runs in float32 or bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=said):
             gradient_proxies(llama, [([1], [2])], proxy="lora_b", **options)
     with pytest.raises(ValueError, match="layers is 9, the model has 3"):
         gradient_proxies(llama, [([1], [2])], proxy="last_layers", layers=9)
