@@ -258,3 +258,38 @@ def test_largest_falls_by_hand():
     falls = largest_falls(np.array([1.0, 5.0, 2.0]), np.array([0.5, 0.0, 1.0]), np.array([0.0, 3.0]))
     # |x| = 3: rivals change by at least 1 - 3, 5, 2 - 6; the own cluster by at most 1 + 3, 5, 2 + 6
     assert falls.tolist() == [[2.0 - 1.0, -4.0 - 4.0], [1.0 - 5.0, -4.0 - 5.0], [1.0 - 2.0, -2.0 - 8.0]]
+
+
+@pytest.mark.parametrize("far", [1e5, 1e7, 1e10])
+def test_a_far_row_or_centre_does_not_make_near_ones_equal(far: float) -> None:
+    """Ties are relative to what is compared: 1e-12 of the largest cost of all was more than near rows cost altogether."""
+    assert assign(np.array([[0.0, 1.0, far**2], [1.0, 0.0, far**2]]), None).tolist() == [0, 1]
+    near = np.random.default_rng(0).random((200, 1))
+    for points, centers in ((near, [[0.0], [1.0], [far]]), (np.append(near, [[far]], 0), [[0.0], [1.0]])):
+        costs = squared_distances(points, np.array(centers))
+        assert assign_points(points, np.array(centers), None).tolist() == costs.argmin(1).tolist()
+        half = [100, 100, 1] if len(centers) == 3 else [100, 101]
+        labels = assign_points(points, np.array(centers), half)
+        order = np.argsort(costs[:200, 0] - costs[:200, 1], kind="stable")
+        expected = np.ones(200, int)
+        expected[order[:100]] = 0
+        assert labels[:200].tolist() == expected.tolist()
+
+
+def test_heavy_tailed_rows_close_the_duality_gap() -> None:
+    rng = np.random.default_rng(5)
+    points = rng.pareto(1.2, (3000, 4)).astype(np.float32)
+    centers = points[rng.choice(3000, 20, replace=False)].astype(np.float64)
+    found = solve(PointCosts(RowTable(points), centers), 200)
+    costs = squared_distances(points, centers)
+    paid = costs[np.arange(3000), found.labels].sum()
+    bound = (costs + found.prices).min(1).sum() - 200 * found.prices.clip(min=0).sum()
+    assert paid - bound <= 1e-11 * paid
+
+
+def test_a_surrounding_autocast_does_not_reach_the_products() -> None:
+    points = unit_mixture(3000, 256, 8)
+    centers, tensor = points[:8].astype(np.float64), torch.from_numpy(points)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        labels = assign_points(tensor, centers, None)
+    assert labels.tolist() == squared_distances(points, centers).argmin(1).tolist()

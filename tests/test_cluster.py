@@ -158,7 +158,7 @@ def test_peripheral_keeps_the_farthest_core_the_nearest_of_every_cluster():
 @pytest.mark.parametrize("within", WITHIN)
 def test_the_budget_is_exact_and_every_row_has_a_score(within):
     points = blobs([30, 25, 25, 20])
-    for budget in (1, 4, 7, 80, 99, 100):
+    for budget in (4, 5, 7, 80, 99, 100):
         got = choose(points, budget, within=within)
         assert len(got.ids) == budget
         assert len(got.scores) == 100
@@ -213,3 +213,25 @@ def test_square_root_weights_lie_between_none_and_balanced():
     assert root.weights.mean() == pytest.approx(1)
     assert root.weights.max() < full.weights.max() and root.weights.min() > full.weights.min()
     assert root.weights**2 / full.weights == pytest.approx((root.weights**2 / full.weights)[0])
+
+
+@pytest.mark.parametrize("allocation", ["equal", "proportional", "neyman"])
+def test_a_budget_below_one_row_a_cluster_is_refused(allocation: str) -> None:
+    selector = ClusterSelector(
+        n_clusters=8,
+        capacity_factor=1.5,
+        solver="exact",
+        n_init=10,
+        within="core",
+        allocation=allocation,
+        weights="balanced",
+        proxy={},
+    )
+    with pytest.raises(ValueError, match="5 rows cannot be divided into 8 clusters"):
+        selector.check(5, None)
+    with pytest.raises(ValueError, match="a budget of 3 rows cannot give each of 8 clusters at least one"):
+        selector.check(100, 3)
+    proxies = np.random.default_rng(0).normal(size=(100, 4))
+    clustering = selector.cluster(proxies, generator(0, "choose"))
+    with pytest.raises(ValueError, match="a budget of 3 rows cannot give each of 8 clusters at least one"):
+        selector.rows_per_cluster(clustering, 3)

@@ -234,3 +234,9 @@ def test_sketch_against_its_matrix():
         sa, sb = FoldedSketch(8, seed).project(torch.from_numpy(np.stack([a, b])))
         products.append(float(sa @ sb))
     assert np.mean(products) == pytest.approx(float(a @ b), abs=4 * np.std(products) / math.sqrt(2000))
+
+
+def test_the_interval_of_few_rows_is_a_number() -> None:
+    rng = np.random.default_rng(0)
+    found = cosine_fidelity(rng.normal(size=(4, 3)), rng.normal(size=(4, 5)), rng)
+    assert -1 <= found.low <= found.value <= found.high <= 1

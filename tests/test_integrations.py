@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -243,3 +244,35 @@ def test_an_idle_rank_gets_a_silent_row():
     assert float(batch_denominator([batch], "sample")) == 0
     with pytest.raises(ValueError, match="20 rows with 3 weights"):
         WeightedRows(as_dicts(), [1.0, 1.0, 1.0])
+
+
+def test_layouts_that_fit_in_the_first_epoch_only_are_refused() -> None:
+    """Sizes one apart: whose turn it is changes with the epoch, and with it how many micro-batches a rank needs."""
+
+    class Host(ClusterTrainerMixin):
+        """What `balance` reads of a Trainer on the first of two ranks."""
+
+        def __init__(self, epochs: float, max_steps: int) -> None:
+            self.train_dataset, self.args = (
+                range(25),
+                SimpleNamespace(
+                    per_device_train_batch_size=2,
+                    world_size=2,
+                    gradient_accumulation_steps=1,
+                    process_index=0,
+                    seed=1,
+                    data_seed=None,
+                    num_train_epochs=epochs,
+                    max_steps=max_steps,
+                ),
+            )
+
+        def add_callback(self, callback: Any) -> None:
+            self.callback = callback
+
+    clusters = np.repeat([0, 1], [13, 12])
+    Host(1.0, -1).balance(clusters)
+    Host(9.0, 7).balance(clusters)
+    for epochs, steps in ((2.0, -1), (1.0, 8)):
+        with pytest.raises(ValueError, match=r"steps of these 2 epochs need \[1, 2\] micro-batches a rank"):
+            Host(epochs, steps).balance(clusters)

@@ -371,3 +371,26 @@ def test_an_installation_that_cannot_be_written_to_still_works(tmp_path):
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.split(maxsplit=1) == [str(package / "__init__.py"), "[0, 1]\n"]
+
+
+def test_negative_zero_is_zero() -> None:
+    rows = np.random.default_rng(0).integers(-1, 2, (6000, 5)).astype(np.float64)
+    other = np.where(rows == 0, -0.0, rows)
+    assert (RowTable(rows).survey().keys == RowTable(other).survey().keys).all()
+    a, b = (CapacityKMeans(4, random_state=0).fit(x) for x in (rows, other))
+    assert (a.labels_ == b.labels_).all()
+
+
+@pytest.mark.parametrize("tol", [1e-4, 0.0])
+def test_equal_rows_need_no_iterations_whatever_their_value(tol: float) -> None:
+    with pytest.warns(ConvergenceWarning, match="fewer than the 7 clusters"):
+        model = CapacityKMeans(7, random_state=0, tol=tol).fit(np.full((9000, 5), 3.3))
+    assert model.n_iter_ <= 3 and model.inertia_ < 1e-20
+
+
+def test_a_large_table_is_no_worse_than_scikit_learn_where_no_cap_binds() -> None:
+    """Above the size of the seeding sample: restarts race on it, swaps improve the best, all rows refine."""
+    rows = unit_mixture(12_000, 64, 8)
+    ours = [CapacityKMeans(8, capacity_factor=None, random_state=s).fit(rows).inertia_ for s in range(3)]
+    theirs = [KMeans(8, n_init=10, random_state=s).fit(rows).inertia_ for s in range(3)]
+    assert max(ours) <= 1.01 * min(theirs)

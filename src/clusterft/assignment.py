@@ -25,10 +25,7 @@ from clusterft.cost_sources import NO_ROWS, CostSource, DenseCosts, PointCosts, 
 from clusterft.limits import Limit, size_limits
 from clusterft.prices import FINISH_BYTES, flows_for, improve_prices, needed_margin, scaled_limits, small_prices
 from clusterft.rows import RowTable
-from clusterft.ties import settle_ties
-
-TIE = 1e-12
-"""Reduced costs closer than this, relative to the largest cost among the rows of the finish, count as equal."""
+from clusterft.ties import TIE, settle_ties
 
 HEAVY_FINISH = 2
 """A finish of more than this many times n k steps is put off for another scan with better prices."""
@@ -202,7 +199,7 @@ class _Solver:
             extra_own = labels[doubtful].astype(np.int64)
             relabel(extra, prices, extra_own, counts)
             rows, costs, own = np.concatenate([rows, doubtful]), np.concatenate([costs, extra]), np.concatenate([own, extra_own])
-        settle_ties(self.source, rows, costs, own, counts, prices, self.low, self.high, tie)
+        settle_ties(self.source, rows, costs, own, counts, prices, self.low, self.high)
         labels[rows] = own
         return self._result(labels, seconds, gaps, rows, costs, own, prices, moved)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from clusterft.exact import floor_product
 from clusterft.interfaces import Feature, FeatureSpec
-from clusterft.kmeans import CapacityKMeans
+from clusterft.kmeans import CapacityKMeans, check_feasible
 from clusterft.records import Pool, Selection
 from clusterft.within import WITHIN, pick_within
 
@@ -58,11 +58,20 @@ def balanced_rows(sizes: Sequence[int] | np.ndarray, ratio: str | float) -> int:
     return kept
 
 
+def _check_share(k: int, budget: int) -> None:
+    if budget < k:
+        raise ValueError(
+            f"a budget of {budget} rows cannot give each of {k} clusters at least one; use fewer clusters or more rows"
+        )
+
+
 def fill_evenly(sizes: np.ndarray, budget: int) -> np.ndarray:
     """(k,) rows to keep of each cluster: max-min fair, at most `sizes`, exactly `budget` in all.
 
-    The remainder goes one each to the largest clusters (ties: lower number), whose rows are thinned most.
+    The remainder goes one each to the largest clusters (ties: lower number), whose rows are thinned most. Raises ValueError if
+    budget < k: a cluster without a row cannot be weighted for.
     """
+    _check_share(len(sizes), budget)
     kept = np.zeros(len(sizes), dtype=np.int64)
     left = budget
     while left:
@@ -84,10 +93,7 @@ def fill_in_proportion(shares: np.ndarray, sizes: np.ndarray, budget: int) -> np
     Largest remainders, after the clusters that would overflow are taken whole. Raises ValueError if budget < k.
     """
     k = len(sizes)
-    if budget < k:
-        raise ValueError(
-            f"a budget of {budget} rows cannot give each of {k} clusters at least one; use fewer clusters or more rows"
-        )
+    _check_share(k, budget)
     kept = np.minimum(np.ones(k, dtype=np.int64), sizes)
     shares = np.where(shares > 0, shares, 0.0)
     while (left := budget - int(kept.sum())) > 0:
@@ -150,6 +156,15 @@ class ClusterSelector:
 
     def feature_specs(self) -> list[FeatureSpec]:
         return [FeatureSpec("gradient_proxy", "clusterft.proxy:extract_gradient_proxies", self.proxy)]
+
+    def check(self, n: int, budget: int | None) -> None:
+        """Whether n rows can be clustered and `budget` of them (None: not known yet) chosen, before any model work.
+
+        Raises ValueError with the arithmetic.
+        """
+        check_feasible(n, self.n_clusters)
+        if budget is not None:
+            _check_share(self.n_clusters, budget)
 
     def cluster(self, proxies: np.ndarray, rng: np.random.Generator) -> Clustering:
         """K-means under the cap. The first draw of `rng` seeds it, so the budget rule and `choose` see the same clusters."""

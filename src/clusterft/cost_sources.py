@@ -190,11 +190,16 @@ def largest_magnitude(values: np.ndarray) -> float:
 
 
 def _product(block, factors):
-    """A float32 product in full precision: TF32 would break the error bound, so it is switched off for this product."""
+    """A float32 product in full precision: TF32 and a surrounding autocast would break the error bound, so both are off here."""
     import torch
 
-    if block.device.type != "cuda":
-        return block @ factors
+    with torch.autocast(block.device.type, enabled=False):
+        return _without_tf32(block, factors) if block.device.type == "cuda" else block @ factors
+
+
+def _without_tf32(block, factors):
+    import torch
+
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:

@@ -56,6 +56,7 @@ def gradient_diversity(gradients: np.ndarray) -> float:
 
 def centroids(gradients: np.ndarray, labels: np.ndarray) -> dict[int, np.ndarray]:
     """Mean gradient (d,) float64 of each label."""
+    labels = np.asarray(labels)
     _checked(gradients, labels)
     sums: dict[int, np.ndarray] = {int(c): np.zeros(gradients.shape[1]) for c in np.unique(labels)}
     for start, block in zip(range(0, len(gradients), BLOCK_ROWS), _blocks(gradients), strict=True):
@@ -74,6 +75,7 @@ def centroid_preservation(before: np.ndarray, after: np.ndarray, labels: np.ndar
 
     Raises ValueError if a cluster keeps no row, or a mean is zero.
     """
+    labels = np.asarray(labels)
     _checked(before, labels)
     kept = np.flatnonzero(after) if np.asarray(after).dtype == bool else np.asarray(after)
     whole, rest = centroids(before, labels), centroids(before[kept], labels[kept])
@@ -218,6 +220,8 @@ def cosine_fidelity(
     draws = []
     for _ in range(resamples):
         pick = rng.integers(0, n, n)
+        while np.unique(pick).size < 3:  # one pair of rows, or none: a rank correlation needs more
+            pick = rng.integers(0, n, n)
         i, j = pick[upper[0]], pick[upper[1]]
         i, j = i[i != j], j[i != j]
         draws.append(float(spearmanr(tables[0][i, j], tables[1][i, j]).statistic))

@@ -16,6 +16,7 @@ whole step over ranks and accumulation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,10 +109,11 @@ class ClusterTrainerMixin:
             "idle": "empty",
         }
         sampler = ShuffledBatchSampler(rows, **layout) if clusters is None else ClusterBatchSampler(clusters, **layout)
-        uneven = [len(sampler.step_batches(step)) for step in sampler.plan(0)[:-1]]
+        epochs = math.ceil(args.num_train_epochs if args.max_steps <= 0 else args.max_steps / sampler.steps_per_epoch)
+        uneven = [len(sampler.step_batches(step)) for epoch in range(epochs) for step in sampler.plan(epoch)[:-1]]
         if set(uneven) - {args.gradient_accumulation_steps}:
             raise ValueError(
-                f"steps need {sorted(set(uneven))} micro-batches a rank, gradient_accumulation_steps is "
+                f"steps of these {epochs} epochs need {sorted(set(uneven))} micro-batches a rank, gradient_accumulation_steps is "
                 f"{args.gradient_accumulation_steps}: clusters of unequal size cannot be one a rank here; use clusterft.trainer"
             )
         self._sampler, self._row_weights, self._reduction = sampler, weights, check_reduction(loss_reduction)

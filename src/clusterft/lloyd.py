@@ -40,7 +40,8 @@ def lloyd(
     """Iterates until no row changes its cluster, at most max_iter times; with a tolerance above 0 also until the centres' squared
     movement, summed, falls below `tolerance` times the variance of the rows (mean over columns, as in scikit-learn), or until
     moving the centres lowers the sum of squares by less than GAIN_SHARE x tolerance of the rows' own. On wide rows the second is
-    the one that counts: the first asks for 1/d of it, and halves of one round cluster then drift for tens of passes.
+    the one that counts: the first asks for 1/d of it, and halves of one round cluster then drift for tens of passes. In any case it
+    ends when the centres stay where they were up to the rounding of their means.
 
     low must be at least 1 for every cluster, so that none can become empty.
     """
@@ -61,6 +62,7 @@ def lloyd(
         gain = float(steps @ np.bincount(found.labels, minlength=len(centers))) / table.n
         converged = moved == 0 or float(steps.sum()) <= tolerance * table.variance
         converged |= gain <= GAIN_SHARE * tolerance * table.variance * table.d
+        converged |= bool((np.abs(centers - before) <= 4 * sums.rounding).all())
     return LloydResult(found.labels, centers, inertia(table, centers, found.labels), n_iter, converged)
 
 

@@ -91,9 +91,11 @@ class ProxyPass:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Puts the model's training mode back when the pass is over, also after an error."""
+        """Puts the model's training mode back when the pass is over, also after an error. A surrounding autocast is the caller's own and
+        ends at this door."""
         try:
-            yield
+            with torch.autocast(self.device.type, enabled=False):
+                yield
         finally:
             self.restore()
 

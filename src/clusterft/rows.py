@@ -17,6 +17,8 @@ from clusterft.jit import compiled
 CHUNK_BYTES = 8 * 2**20
 LARGEST = 1e15
 SUM_BITS = 62
+NEGATIVE_ZERO = np.uint64(2**63)
+"""The bits of -0.0, which is equal to 0.0; told apart as bits, because fast arithmetic knows no signed zero."""
 
 
 class RowTable:
@@ -145,6 +147,11 @@ class ExactSums:
             _move(self.table.block(span if everything else some), self.scales, old, labels[some], self.totals, self.counts)
         return rows.size
 
+    @property
+    def rounding(self) -> np.ndarray:
+        """(d,) by how much a mean may be off: half a step of its column's scale, and a division."""
+        return 0.5 / self.scales + np.finfo(np.float64).eps * self.table.largest
+
     def means(self) -> np.ndarray:
         """(k, d) float64 centres; raises ZeroDivisionError if a cluster is empty (callers ask for at least one row each)."""
         if (self.counts == 0).any():
@@ -186,7 +193,7 @@ def _survey(block, start, multipliers, norms, keys, largest):
     for i in range(block.shape[0]):
         total = 0.0
         for j in range(d):
-            value = np.float64(block[i, j]) + 0.0
+            value = np.float64(block[i, j])
             wide[j] = value
             total += value * value
             largest[j] = max(largest[j], abs(value))
@@ -195,7 +202,8 @@ def _survey(block, start, multipliers, norms, keys, largest):
         if keys.size:
             key = np.uint64(0)
             for j in range(d):
-                key += (words[j] ^ (words[j] >> np.uint64(32))) * multipliers[j]
+                word = words[j] if words[j] != NEGATIVE_ZERO else np.uint64(0)
+                key += (word ^ (word >> np.uint64(32))) * multipliers[j]
             key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             keys[start + i] = key ^ (key >> np.uint64(31))

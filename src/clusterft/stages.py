@@ -206,12 +206,16 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
     The clusters that only tell a rival how many rows it may keep are not counted against it.
     """
     folder = run_dir / "selection"
-    if cfg.selector.budget == "match_cluster":
-        check_feasible(len(ready.pool), cfg.clustering.n_clusters)
-    have = features(cfg, ready)
     selector = make_selector(cfg)
+    matched = cfg.selector.budget == "match_cluster"
+    budget = None if matched else budget_rows(cfg, ready, {})
+    if matched:
+        check_feasible(len(ready.pool), cfg.clustering.n_clusters)
+    if isinstance(selector, ClusterSelector):
+        selector.check(len(ready.pool), budget)
+    have = features(cfg, ready)
     own = [spec.name for spec in selector.feature_specs()]
-    budget = budget_rows(cfg, ready, have)
+    budget = budget_rows(cfg, ready, have) if budget is None else budget
     started, cpu_started = time.perf_counter(), time.process_time()
     chosen = selector.choose(ready.pool, {name: have[name] for name in own}, budget, generator(cfg.seed, "choose"))
     choose_seconds, choose_cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started

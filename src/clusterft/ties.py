@@ -12,22 +12,27 @@ import numpy as np
 
 from clusterft.assignment_kernels import balance
 
+TIE = 1e-12
+"""Reduced costs closer than this count as equal, relative to the largest of the costs and prices that are compared: a far row or
+centre must not make near ones equal."""
+
 BLOCK_ROWS = 4096
 HASH_BITS = 36
 """Second costs are whole numbers below 2^36: sums along a path of 256 clusters stay exact in float64."""
 
 
-def settle_ties(source, rows, costs, labels, counts, prices, low, high, tie) -> None:
+def settle_ties(source, rows, costs, labels, counts, prices, low, high) -> None:
     """Replaces labels and counts of an optimal assignment by the canonical optimal one.
 
     rows (m,) which rows of the source they are; costs (m, k) float64; labels (m,) int64 at minimum cost under prices (k,)
-    tie  reduced costs up to this count as zero
     """
-    tight = _tight(costs, labels, prices, tie)
+    tight = _tight(costs, labels, prices)
     several = np.flatnonzero(tight.sum(1) > 1)
     if not several.size:
         return
     tight, own = tight[several], labels[several]
+    # prices are sums of cost differences: their rounding follows what rows usually cost, not what the farthest one does
+    tie = TIE * float(np.abs(prices).max() + np.median(np.abs(costs[np.arange(len(costs)), labels])))
     reach = _reachable(tight, own, counts, prices, low, high, tie)
     together = reach[own] & reach[:, own].T
     tight &= together
@@ -46,14 +51,17 @@ def settle_ties(source, rows, costs, labels, counts, prices, low, high, tie) -> 
     labels[several] = chosen
 
 
-def _tight(costs, labels, prices, tie) -> np.ndarray:
+def _tight(costs, labels, prices) -> np.ndarray:
     """(m, k) bool: clusters that cost a row no more than its own. A block at a time: m k float64 are a good share of the memory."""
     tight = np.empty(costs.shape, bool)
     for start in range(0, len(costs), BLOCK_ROWS):
         own = labels[start : start + BLOCK_ROWS]
-        reduced = costs[start : start + BLOCK_ROWS] + prices
-        reduced -= reduced[np.arange(own.size), own][:, None]
-        tight[start : start + BLOCK_ROWS] = reduced <= tie
+        block, each = costs[start : start + BLOCK_ROWS], np.arange(own.size)
+        reduced = block + prices
+        reduced -= reduced[each, own][:, None]
+        scale = np.maximum(np.abs(block), np.abs(prices))
+        scale = np.maximum(scale, scale[each, own][:, None])
+        tight[start : start + BLOCK_ROWS] = reduced <= TIE * scale
     tight[np.arange(len(costs)), labels] = True
     return tight
 
