@@ -327,6 +327,14 @@ def test_autocast_rounds_and_stays_close(llama):
     assert gradient_proxies(llama, rows, precision="bf16_autocast").dtype == np.float32
 
 
+def test_a_surrounding_autocast_does_not_reach_the_pass(llama):
+    rows = random_samples(6, 97)
+    for proxy in ("paper", "lora_b"):
+        expected = gradient_proxies(llama, rows, proxy=proxy)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert np.array_equal(gradient_proxies(llama, rows, proxy=proxy), expected)
+
+
 def test_logits_in_chunks_are_logits_at_once(llama, monkeypatch):
     rows = random_samples(5, 97)
     whole = gradient_proxies(llama, rows, normalise=False)

@@ -162,3 +162,23 @@ def test_a_directory_of_another_configuration_is_left_alone(tmp_path):
     with pytest.raises(StoreError, match="n_clusters"):
         run_one(cfg)
     assert not (frozen.parent / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (("selector.budget=match_cluster", "clustering.n_clusters=500"), "cannot be divided into 500 clusters"),
+        (("selector.budget=fraction", "clustering.n_clusters=500"), "cannot be divided into 500 clusters"),
+        (
+            ("selector.budget=rows", "selector.rows=3", "clustering.n_clusters=4"),
+            "a budget of 3 rows cannot give each of 4 clusters",
+        ),
+        (("selector.budget=rows", "selector.rows=100000"), "give an integer from 1 to"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_before_any_model_work(tmp_path, asked, said):
+    cfg = smoke(tmp_path, "selector=cluster", *asked)
+    ready = stages.prepare(cfg)
+    with pytest.raises(ValueError, match=said):
+        stages.select(cfg, ready, tmp_path / "run")
+    assert not list(tmp_path.rglob("gradient_proxy*"))

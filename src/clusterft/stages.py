@@ -27,7 +27,6 @@ from clusterft.distributed import Dist, single_process
 from clusterft.exact import floor_product
 from clusterft.features import FeatureContext, FeatureStore, compute
 from clusterft.interfaces import Feature, FeatureSpec, Selector
-from clusterft.kmeans import check_feasible
 from clusterft.load_report import LoadReport
 from clusterft.models import load_model, load_tokenizer
 from clusterft.prompting import encode_pool, row_lengths
@@ -207,12 +206,10 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
     """
     folder = run_dir / "selection"
     selector = make_selector(cfg)
-    matched = cfg.selector.budget == "match_cluster"
-    budget = None if matched else budget_rows(cfg, ready, {})
-    if matched:
-        check_feasible(len(ready.pool), cfg.clustering.n_clusters)
-    if isinstance(selector, ClusterSelector):
-        selector.check(len(ready.pool), budget)
+    budget = None if cfg.selector.budget == "match_cluster" else budget_rows(cfg, ready, {})
+    clusters = cluster_selector(cfg) if budget is None else selector
+    if isinstance(clusters, ClusterSelector):
+        clusters.check(len(ready.pool), budget)
     have = features(cfg, ready)
     own = [spec.name for spec in selector.feature_specs()]
     budget = budget_rows(cfg, ready, have) if budget is None else budget
