@@ -176,9 +176,9 @@ def test_a_directory_of_another_configuration_is_left_alone(tmp_path):
         (("selector.budget=rows", "selector.rows=100000"), "give an integer from 1 to"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_before_any_model_work(tmp_path, asked, said):
+def test_what_cannot_be_chosen_is_refused_before_any_model_work(tmp_path, monkeypatch, asked, said):
     cfg = smoke(tmp_path, "selector=cluster", *asked)
     ready = stages.prepare(cfg)
+    monkeypatch.setattr(stages, "features", lambda *_: pytest.fail("model work began"))
     with pytest.raises(ValueError, match=said):
         stages.select(cfg, ready, tmp_path / "run")
-    assert not list(tmp_path.rglob("gradient_proxy*"))

@@ -254,7 +254,7 @@ def clustered(cfg: DictConfig, ready: Any) -> tuple[list[str], Any]:
     from clusterft.cluster import usable_rows
 
     pool: Pool = ready.pool
-    stages.check_feasible(len(pool), cfg.clustering.n_clusters)
+    stages.cluster_selector(cfg).check(len(pool), None)
     proxies = stages.features(cfg, ready)["gradient_proxy"].rows
     ids, usable, _ = usable_rows(pool, proxies)
     return ids.tolist(), stages.cluster_selector(cfg).cluster(usable, generator(cfg.seed, "choose"))
