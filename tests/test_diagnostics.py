@@ -191,7 +191,7 @@ def backward_twin(model, rows) -> np.ndarray:
 @pytest.mark.parametrize("chunk_size", [1, 2, 5])
 def test_per_sample_gradients_are_those_of_backward(model, rows, chunk_size):
     found = per_sample_gradients(model, rows, chunk_size=chunk_size)
-    np.testing.assert_allclose(found, backward_twin(model, rows), atol=1e-5)
+    np.testing.assert_allclose(found, backward_twin(model, rows), rtol=1e-5, atol=1e-5)
 
 
 def test_parameters_can_be_chosen_by_name(model, rows):
@@ -202,7 +202,7 @@ def test_parameters_can_be_chosen_by_name(model, rows):
         if "q_proj" in name:
             parts.append(whole[:, start : start + p.numel()])
         start += p.numel()
-    np.testing.assert_allclose(found, np.hstack(parts), atol=1e-5)
+    np.testing.assert_allclose(found, np.hstack(parts), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="no parameter"):
         per_sample_gradients(model, rows, parameters=lambda name: False)
 
@@ -217,10 +217,31 @@ def test_sketches_keep_inner_products_and_stream(model, rows):
     sketched = per_sample_gradients(model, rows, projection=FoldedSketch(4096, 1), chunk_size=2)
     assert sketched.shape == (5, 4096)
     again = FoldedSketch(4096, 1).project(torch.from_numpy(full)).numpy()
-    np.testing.assert_allclose(sketched, again, atol=1e-5)
+    np.testing.assert_allclose(sketched, again, rtol=1e-5, atol=1e-5)
     unit = full / np.linalg.norm(full, axis=1, keepdims=True)
     small = sketched / np.linalg.norm(full, axis=1, keepdims=True)
     assert np.abs(small @ small.T - unit @ unit.T).max() < 6 / math.sqrt(4096)
+
+
+def test_one_row_by_autograd_is_one_of_several_by_vmap(model, rows):
+    """Chosen parameters or all, with and without a known head; what wanted gradients before does so afterwards."""
+    chosen = lambda name: "mlp" in name  # noqa: E731
+    model.get_parameter("model.norm.weight").requires_grad_(False)
+    for parameters in (None, chosen):
+        one = per_sample_gradients(model, rows, parameters=parameters)
+        several = per_sample_gradients(model, rows, parameters=parameters, chunk_size=2)
+        np.testing.assert_allclose(one, several, rtol=1e-5, atol=1e-5)
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["model.norm.weight"]
+    model.get_parameter("model.norm.weight").requires_grad_(True)
+
+
+@pytest.mark.parametrize("p, dim", [(1, 4), (4, 4), (21, 8), (1000, 7), (1000, 1000), (1000, 1024)])
+def test_a_sketch_in_parts_has_the_bits_of_the_whole_by_torch(p, dim):
+    sketch, row = FoldedSketch(dim, 5), torch.from_numpy(RNG.normal(size=(1, p)).astype(np.float32))
+    whole = sketch._in_blocks(row)
+    assert torch.equal(sketch.project(row), whole)
+    for cut in sorted({0, 1, p // 3, dim % (p + 1), p - 1, p}):
+        assert torch.equal(sketch.project_parts([row[0, :cut], row[0, cut:]]), whole[0])
 
 
 def test_sketch_against_its_matrix():

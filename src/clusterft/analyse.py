@@ -28,6 +28,7 @@ from clusterft.train_setup import make_sampler
 from clusterft.true_gradients import FoldedSketch, per_sample_gradients
 
 SKETCH = {"dim": 2048, "sketch_seed": 0}
+ROWS_A_PUT = 8  # what an interruption loses at most
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,11 @@ def extract_true_gradients(context: FeatureContext, spec: FeatureSpec, writer: R
     """Extractor: rows (n, dim) float32, the sketched gradient of each row's mean response loss. Sharded by rows, resumable."""
     sketch = FoldedSketch(spec.params["dim"], spec.params["sketch_seed"])
     mine = writer.pending[context.dist.rank :: context.dist.world]
-    for position in mine:
-        row = context.encoded[int(position)]
-        writer.put([int(position)], per_sample_gradients(context.load_model(), [row], projection=sketch))
-        writer.add_cost(forward_passes=1, backward_passes=1)
+    for start in range(0, len(mine), ROWS_A_PUT):
+        block = [int(position) for position in mine[start : start + ROWS_A_PUT]]
+        rows = [context.encoded[position] for position in block]
+        writer.put(block, per_sample_gradients(context.load_model(), rows, projection=sketch))
+        writer.add_cost(forward_passes=len(block), backward_passes=len(block))
     context.dist.barrier()
 
 

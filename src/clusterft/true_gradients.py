@@ -7,7 +7,7 @@ sample's mean loss over its response tokens. With a projection the memory beyond
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,16 +16,21 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from clusterft.heads import HeadNotUnderstood, OutputHead, find_head
+from clusterft.loss import target_loss
 from clusterft.records import IGNORE_INDEX, Encoded
 from clusterft.seeding import generator
+from clusterft.sketch_kernels import fold
 
 
 class Projection(Protocol):
-    """Turns gradients (b, p) into (b, d); inner products are kept on average."""
+    """Turns gradients (b, p), or one that comes in parts, into (b, d) or (d,); inner products are kept on average."""
 
     dim: int
 
     def project(self, rows: Tensor) -> Tensor: ...
+
+    def project_parts(self, parts: Sequence[Tensor]) -> Tensor: ...
 
 
 @dataclass
@@ -43,6 +48,8 @@ class FoldedSketch:
         self._p, self._signs, self._shifts = -1, torch.empty(0), np.empty(0, int)
 
     def _prepare(self, p: int) -> None:
+        if p == self._p:
+            return
         rng = generator(self.seed, "folded sketch")
         bits = np.unpackbits(np.frombuffer(rng.bytes(-(-p // 8)), np.uint8))[:p]
         self._signs = torch.from_numpy(bits.astype(np.int8) * 2 - 1)
@@ -50,8 +57,24 @@ class FoldedSketch:
 
     def project(self, rows: Tensor) -> Tensor:
         """(b, p) -> (b, dim) float32. The same seed and p give the same sketch on any machine."""
-        if rows.shape[1] != self._p:
-            self._prepare(rows.shape[1])
+        if rows.device.type == "cpu" and rows.dtype == torch.float32:
+            return torch.stack([self.project_parts([row]) for row in rows])
+        return self._in_blocks(rows)
+
+    def project_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """One row of p numbers in several tensors, of any shape -> (dim,) float32, equal to `project` of the whole row."""
+        if any(part.device.type != "cpu" or part.dtype != torch.float32 for part in parts):
+            return self._in_blocks(torch.cat([part.flatten() for part in parts])[None])[0]
+        self._prepare(sum(part.numel() for part in parts))
+        out, first = torch.zeros(self.dim), 0
+        for part in parts:
+            fold(part.detach().reshape(-1).numpy(), first, self._signs.numpy(), self._shifts, out.numpy())
+            first += part.numel()
+        return out
+
+    def _in_blocks(self, rows: Tensor) -> Tensor:
+        """The same by torch, for any device and dtype."""
+        self._prepare(rows.shape[1])
         out = torch.zeros(len(rows), self.dim, dtype=torch.float32, device=rows.device)
         for shift, start in zip(self._shifts.tolist(), range(0, self._p, self.dim), strict=True):
             part = rows[:, start : start + self.dim].float() * self._signs[start : start + self.dim].to(rows.device)
@@ -90,39 +113,76 @@ def per_sample_gradients(
     """Gradient of each row's mean loss with respect to the model's parameters, (n, p) float32, or (n, d) when projected.
 
     parameters  which parameters by name; None takes all. Order: `model.named_parameters()`; tied ones count once
-    chunk_size  samples differentiated at once (vmap over rows padded on the right, which nothing looks at)
+    chunk_size  samples differentiated at once: 1 by plain autograd, more by vmap over rows padded on the right, which nothing looks at
 
     Raises ValueError if no parameter is chosen.
     """
-    chosen = {n: p.detach() for n, p in model.named_parameters() if parameters is None or parameters(n)}
+    chosen = [n for n, _ in model.named_parameters() if parameters is None or parameters(n)]
     if not chosen:
         raise ValueError("no parameter of the model was chosen, so there is nothing to differentiate")
-    fixed = {n: p.detach() for n, p in model.named_parameters() if n not in chosen}
+    p = sum(model.get_parameter(n).numel() for n in chosen)
+    rows = np.empty((len(encoded), p if projection is None else projection.dim), np.float32)
+    one_by_one = chunk_size == 1
+    with _evaluating(model), _differentiating(model, chosen) if one_by_one else nullcontext():
+        head = _head_or_none(model) if one_by_one else None
+        for start in range(0, len(encoded), chunk_size):
+            chunk = encoded[start : start + chunk_size]
+            if one_by_one:
+                parts = _row_gradient(model, head, chosen, chunk[0])
+                flat = torch.cat([g.flatten() for g in parts]) if projection is None else projection.project_parts(parts)
+            else:
+                flat = _chunk_gradients(model, chosen, chunk)
+                flat = flat if projection is None else projection.project(flat)
+            rows[start : start + len(chunk)] = flat.cpu().numpy()
+    return rows
+
+
+@contextmanager
+def _differentiating(model: Any, chosen: Sequence[str]) -> Iterator[None]:
+    """Within it exactly the chosen parameters want gradients."""
+    before = {n: p.requires_grad for n, p in model.named_parameters()}
+    wanted = set(chosen)
+    try:
+        for n, p in model.named_parameters():
+            p.requires_grad_(n in wanted)
+        yield
+    finally:
+        for n, p in model.named_parameters():
+            p.requires_grad_(before[n])
+
+
+def _head_or_none(model: Any) -> OutputHead | None:
+    """None, which means logits at every position, for a head that is more than a matrix: slower, the same numbers."""
+    try:
+        return find_head(model)
+    except HeadNotUnderstood:
+        return None
+
+
+def _row_gradient(model: Any, head: OutputHead | None, chosen: Sequence[str], row: Encoded) -> Sequence[Tensor]:
+    """One row by plain autograd, logits only where there is a target: on a CPU half the time of torch.func's `grad`."""
+    device = model.get_parameter(chosen[0]).device
+    ids = torch.as_tensor(row.input_ids, dtype=torch.int64, device=device)[None]
+    labels = torch.as_tensor(row.labels, dtype=torch.int64, device=device)[None]
+    with torch.enable_grad():
+        losses, _ = target_loss(model, head, ids, None, labels, "sample")
+        return torch.autograd.grad(losses.sum(), [model.get_parameter(n) for n in chosen], materialize_grads=True)
+
+
+def _chunk_gradients(model: Any, chosen: Sequence[str], chunk: Sequence[Encoded]) -> Tensor:
+    """(b, p) gradients of one chunk, by vmap."""
+    weights = {n: model.get_parameter(n).detach() for n in chosen}
+    fixed = {n: p.detach() for n, p in model.named_parameters() if n not in weights}
 
     def loss(weights: dict[str, Tensor], ids: Tensor, labels: Tensor) -> Tensor:
         out = functional_call(model, {**weights, **fixed}, kwargs={"input_ids": ids[None], "use_cache": False})
         return mean_loss(out.logits[0], labels)
 
-    p = sum(w.numel() for w in chosen.values())
-    rows = np.empty((len(encoded), p if projection is None else projection.dim), np.float32)
-    with _evaluating(model):
-        for start in range(0, len(encoded), chunk_size):
-            chunk = encoded[start : start + chunk_size]
-            flat = _chunk_gradients(loss, chosen, chunk)
-            rows[start : start + len(chunk)] = (flat if projection is None else projection.project(flat)).cpu().numpy()
-    return rows
-
-
-def _chunk_gradients(loss: Callable, weights: dict[str, Tensor], chunk: Sequence[Encoded]) -> Tensor:
-    """(b, p) gradients of one chunk."""
     device, width = next(iter(weights.values())).device, max(len(e) for e in chunk)
     ids = torch.zeros(len(chunk), width, dtype=torch.int64, device=device)
     labels = torch.full_like(ids, IGNORE_INDEX)
     for i, row in enumerate(chunk):
         ids[i, : len(row)] = torch.as_tensor(row.input_ids, device=device)
         labels[i, : len(row)] = torch.as_tensor(row.labels, device=device)
-    if len(chunk) == 1:
-        parts = {n: g[None] for n, g in grad(loss)(weights, ids[0], labels[0]).items()}
-    else:
-        parts = vmap(grad(loss), (None, 0, 0))(weights, ids, labels)
+    parts = vmap(grad(loss), (None, 0, 0))(weights, ids, labels)
     return torch.cat([parts[n].flatten(1) for n in weights], 1)
