@@ -22,6 +22,7 @@ from typing import Any
 
 from clusterft.distributed import Dist, single_process
 from clusterft.interfaces import EvalContext
+from clusterft.progress import PassProgress
 from clusterft.records import Metric
 from eval import loading
 from eval.errors import EvaluationError
@@ -156,20 +157,17 @@ class CodeEvaluator:
     def _generate_missing(
         self, prompts: Sequence[Prompt], done: Collection[str], checkpoint_dir: Path, store: GeneratedStore
     ) -> None:
-        from tqdm import tqdm
-
         with loading.threads(self.context.threads):
             model, tokenizer = loading.load(checkpoint_dir, self.context, loading.weights_dtype(self.context.precision))
             generator = Generator(
                 model, tokenizer, max_new_tokens=self.max_new_tokens, batch_size=self.batch_size, stops=STOPS[self.stop]
             )
-            with tqdm(
-                total=sum(p.id not in done for p in prompts), desc=self.task, disable=not self.context.progress, leave=False
-            ) as bar:
+            missing = sum(p.id not in done for p in prompts)
+            with PassProgress(self.task, missing, None, shown=self.context.progress, unit="problems") as bar:
 
                 def on_done(generated: Generated) -> None:
                     store.append(generated)
-                    bar.update()
+                    bar.advance(1)
 
                 generator.run(prompts, on_done, done)
 

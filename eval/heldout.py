@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from clusterft.interfaces import EvalContext
+from clusterft.progress import PassProgress
 from clusterft.records import IGNORE_INDEX, Encoded, Metric
 from eval import loading
 from eval.errors import EvaluationError
@@ -83,16 +84,14 @@ def row_losses(model: Any, rows: Sequence[Encoded], token_budget: int, *, autoca
 
     Rows of like length share a batch, padded on the right; causal attention never sees that padding.
     """
-    from tqdm import tqdm
-
     device = next(model.parameters()).device
     result = np.zeros(len(rows))
-    with tqdm(total=len(rows), desc="held-out", disable=not progress, leave=False) as bar:
+    cast_once = torch.autocast(device.type, torch.bfloat16, enabled=autocast)  # around all batches: it keeps the cast weights
+    with cast_once, PassProgress("held-out loss", len(rows), sum(map(len, rows)), shown=progress) as bar:
         for batch in batches_by_length([len(r) for r in rows], token_budget):
             ids, labels = _right_padded([rows[i] for i in batch])
-            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                result[batch] = _batch_losses(model, ids.to(device), labels.to(device))
-            bar.update(len(batch))
+            result[batch] = _batch_losses(model, ids.to(device), labels.to(device))
+            bar.advance(len(batch), sum(len(rows[i]) for i in batch))
     if not np.isfinite(result).all():
         bad = rows[int(np.flatnonzero(~np.isfinite(result))[0])].id
         raise EvaluationError(f"heldout: the loss of row {bad} is not finite; the model has diverged")

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from tqdm import tqdm
 
+from clusterft.progress import PassProgress
 from clusterft.prompting import generation_prompt
 from eval.errors import EvaluationError
 
@@ -106,11 +106,11 @@ class MedicalLM(HFLM):
         for i, score in zip(too_long, super()._loglikelihood_tokens([requests[i] for i in too_long], True), strict=True):
             scores[i] = score
         packs = pack(group(requests, set(too_long)), self.pack_tokens)
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="options") as bar:
+        with PassProgress("options", len(requests), None, shown=not disable_tqdm, unit="options") as bar:
             for questions in packs:
                 for place, score in self._score(questions):
                     scores[place] = score
-                    bar.update()
+                    bar.advance(1)
         assert all(s is not None for s in scores)
         return [s for s in scores if s is not None]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from experiments.cells import difference_number, heading, number, value_text
 from experiments.compare import difference_of
 from experiments.spec import ExperimentConfig
+from experiments.statistics import has_no_width
 from experiments.table import Column, Difference, Line, Table
 
 HOLDS, FAILS, OPEN, ABSENT = "holds", "does not hold", "cannot tell", "not measured"
@@ -61,8 +62,8 @@ def _difference(line: Line, rival: Line, column: Column) -> Difference | None:
 
 
 def superior(difference: Difference, column: Column) -> str:
-    """Ours is better than the other: judged against zero, without a margin."""
-    if difference.interval is None:
+    """Ours is better than the other: judged against zero, without a margin. Seeds that agree to the last bit are no certainty."""
+    if difference.interval is None or has_no_width(difference.interval):
         return OPEN
     low, high = difference.interval if column.better == "higher" else (-difference.interval[1], -difference.interval[0])
     return HOLDS if low > 0 else FAILS if high < 0 else OPEN
@@ -123,7 +124,7 @@ RATIO, PERCENT = Column("ratio", "ratio", "ratio", "higher"), Column("percent", 
 
 
 def _above_zero(interval: tuple[float, float] | None) -> str:
-    if interval is None or interval[0] <= 0 <= interval[1]:
+    if interval is None or has_no_width(interval) or interval[0] <= 0 <= interval[1]:
         return OPEN
     return HOLDS if interval[0] > 0 else FAILS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.spec import ExperimentConfig
-from experiments.statistics import MIN_SEEDS, mean_sd, paired, t_interval, verdict
+from experiments.statistics import MIN_SEEDS, has_no_width, mean_sd, paired, t_interval, verdict
 from experiments.table import OK, Column, Difference, Line, Table, Value
 
 
@@ -53,7 +53,7 @@ def _competes(line: Line, key: str) -> bool:
 
 def _is_within_noise(value: Value, best: Value) -> bool:
     interval = t_interval(paired(value.by_seed, best.by_seed))
-    return interval is not None and interval[0] <= 0.0 <= interval[1]
+    return interval is not None and (has_no_width(interval) or interval[0] <= 0.0 <= interval[1])
 
 
 def _differences(lines: list[Line], column: Column, spec: ExperimentConfig) -> list[Line]:

@@ -50,7 +50,8 @@ The paper's claims against the tables that are committed in `results/`, claim by
 `python -m experiments.pages`; no number in it was typed.
 
 How to read it: a difference is paired by seed and stands with its 95 % Student interval. **{holds}** means that the whole interval is on the
-claimed side of zero, **{fails}** that all of it is on the other side, **{open}** that it has zero inside. "No worse" is judged against a margin
+claimed side of zero, **{fails}** that all of it is on the other side, **{open}** that it has zero inside or no
+width: seeds that differ by the very same are no certainty. "No worse" is judged against a margin
 in place of zero: {points:g} percentage point or {nats:g} nats. With three seeds intervals are wide, so that most small effects, real or not, end
 as the last; and of many numbers about one in twenty has zero outside its interval by chance. **{absent}**: no committed run says anything."""
 

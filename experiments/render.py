@@ -17,7 +17,7 @@ from experiments.table import Column, Line, Table, Value
 
 LEGEND = (
     "Mean ± sample deviation over seeds; [..] is the 95 % Student interval. **Bold**: best of its group; "
-    "≈: the paired difference to the best has 0 in its 95 % interval."
+    "≈: the paired difference to the best has 0 in its 95 % interval, or is the same for every seed."
 )
 EXTENSIONS = ("md", "csv", "tex", "json")
 

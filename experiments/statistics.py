@@ -39,6 +39,11 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     return [a[s] - b[s] for s in sorted(a.keys() & b.keys())]
 
 
+def has_no_width(interval: tuple[float, float]) -> bool:
+    """Whether all values were the same, but for rounding: nothing can be said from their spread."""
+    return interval[1] - interval[0] <= 1e-9 * max(abs(interval[0]), abs(interval[1]))
+
+
 def verdict(interval: tuple[float, float] | None, margin: float) -> str:
     """What an interval of (ours - reference, higher is better) allows to say at a margin of non-inferiority.
 
@@ -48,7 +53,7 @@ def verdict(interval: tuple[float, float] | None, margin: float) -> str:
     if interval is None:
         return "too few seeds"
     low, high = interval
-    if low == high:
+    if has_no_width(interval):
         return "cannot tell"
     if low > 0:
         return "better"

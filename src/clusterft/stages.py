@@ -29,6 +29,7 @@ from clusterft.features import FeatureContext, FeatureStore, compute
 from clusterft.interfaces import Feature, FeatureSpec, Selector
 from clusterft.load_report import LoadReport
 from clusterft.models import load_model, load_tokenizer
+from clusterft.progress import training_progress
 from clusterft.prompting import encode_pool, row_lengths
 from clusterft.records import Cost, Encoded, Example, Pool, Selection
 from clusterft.row_io import read_rows, write_rows
@@ -249,17 +250,16 @@ def train_entry(*, dist: Dist, config_path: str, segment: int = 0, begin_step: i
     """
     from clusterft.trainer import train
 
-    cfg = load_frozen(Path(config_path))
-    run_dir = Path(config_path).parent
+    cfg, run_dir = load_frozen(Path(config_path)), Path(config_path).parent
     folder = selection_folder(run_dir, segment)
-    selection = read_selection(folder)
     mode = cfg.runtime.wandb if dist.is_main else "disabled"
-    facts = OmegaConf.to_container(cfg, resolve=True)
-    with wandb_tracker(mode, run_id=run_dir.name, folder=run_dir / "train", config=facts) as tracker:
+    facts, rows, shown = OmegaConf.to_container(cfg, resolve=True), read_rows(folder), cfg.runtime.progress and dist.is_main
+    tracked = wandb_tracker(mode, run_id=run_dir.name, folder=run_dir / "train", config=facts)
+    with tracked as tracker, training_progress([*map(len, rows)], cfg.trainer, tracker, shown=shown) as on_step:
         train(
             model_for(cfg, device=str(dist.device)),
-            read_rows(folder),
-            selection,
+            rows,
+            read_selection(folder),
             cfg.trainer,
             cfg.sampler,
             dist=dist,
@@ -268,7 +268,7 @@ def train_entry(*, dist: Dist, config_path: str, segment: int = 0, begin_step: i
             tokenizer=load_tokenizer(cfg.model, **places(cfg)),
             begin_step=begin_step,
             stop_after=until_step,
-            on_step=tracker,
+            on_step=on_step,
         )
 
 
