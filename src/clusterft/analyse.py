@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 
 from clusterft import stages
 from clusterft.cluster import ClusterSelector, usable_rows
-from clusterft.distributed import single_process
+from clusterft.config import load_frozen
+from clusterft.distributed import Dist, single_process
 from clusterft.feature_context import FeatureContext
 from clusterft.feature_writer import RowWriter
 from clusterft.features import compute
@@ -73,6 +74,22 @@ def extract_true_gradients(context: FeatureContext, spec: FeatureSpec, writer: R
     context.dist.barrier()
 
 
+def gradients_entry(*, dist: Dist, config_path: str) -> None:
+    """One rank of the pass over the pool; each takes every world-th row that is still missing."""
+    cfg = load_frozen(Path(config_path))
+    context = stages.feature_context(cfg, stages.prepare(cfg), dist)
+    compute([true_gradient_spec()], context, stages.feature_store(cfg))
+
+
+def true_gradients(cfg: DictConfig, run_dir: Path, context: FeatureContext) -> np.ndarray:
+    """(n, dim) float32, computed by as many processes as features are, or loaded."""
+    spec, store, runtime = true_gradient_spec(), stages.feature_store(cfg), cfg.runtime
+    if runtime.feature_processes > 1 and not store.complete(spec, context):
+        layout = {"processes": runtime.feature_processes, "threads": runtime.feature_threads, "run_dir": run_dir}
+        stages.run_on_workers(cfg, "clusterft.analyse:gradients_entry", **layout)
+    return np.asarray(compute([spec], context, store)["true_gradient"].rows)
+
+
 def analyse(cfg: DictConfig, run_dir: Path, ready: stages.Prepared | None = None) -> Analysed:
     """Reads the run's selection, computes or loads proxies and clusters; `ready` saves loading the pool again.
 
@@ -99,7 +116,7 @@ def analyse(cfg: DictConfig, run_dir: Path, ready: stages.Prepared | None = None
     return Analysed(
         pool=ready.pool,
         encoded=ready.encoded,
-        load_gradients=lambda: np.asarray(compute([true_gradient_spec()], context, store)["true_gradient"].rows),
+        load_gradients=lambda: true_gradients(cfg, run_dir, context),
         gradient=f"of the mean response loss by all parameters of {cfg.model.name}, before training, sketched to {SKETCH['dim']}",
         clusters=pool_clusters(cfg, ready.pool, np.asarray(have[proxy[0].name].rows)),
         kept=kept,
