@@ -109,3 +109,11 @@ def test_results_are_written_and_checked_with_their_figure(tmp_path: Path) -> No
     assert check_results(made, spec, tmp_path) == []
     (tmp_path / "figure4.svg").unlink()
     assert check_results(made, spec, tmp_path) == [f"{tmp_path / 'figure4.svg'} does not exist"]
+
+
+def test_the_variance_of_the_papers_allocation_is_judged_on_true_gradients_only() -> None:
+    column = Column("against_random", "against random", "percent")
+    shares = {("weighted", "true gradients, seed 0, B=8"): 102.9, ("weighted", "true gradients, seed 0, B=16"): 97.0}
+    shares |= {("weighted", "unequal clusters, B=8"): 300.0, ("neyman", "true gradients, seed 0, B=8"): 99.0}
+    tables = {"variance": table("variance", [column], {place: {column.key: (share,)} for place, share in shares.items()})}
+    assert judged(tables, "the paper's allocation lowers the variance of a batch's gradient") == [FAILS, HOLDS]
