@@ -1,6 +1,6 @@
 """Compiled inner loop of the folded sketch: one pass over a gradient, at the speed of memory.
 
-The floor: a gradient of p numbers is read once with p signs of one byte, 5 p bytes; 0.1 s for 135 million parameters.
+The floor: a gradient of p numbers is read once with p signs of one byte, 5 p bytes; 0.68 GB for 135 million parameters.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _head_or_none(model: Any) -> OutputHead | None:
 
 
 def _row_gradient(model: Any, head: OutputHead | None, chosen: Sequence[str], row: Encoded) -> Sequence[Tensor]:
-    """One row by plain autograd, logits only where there is a target: on a CPU half the time of torch.func's `grad`."""
+    """One row by plain autograd, logits only where there is a target: on a CPU faster than torch.func's `grad`."""
     device = model.get_parameter(chosen[0]).device
     ids = torch.as_tensor(row.input_ids, dtype=torch.int64, device=device)[None]
     labels = torch.as_tensor(row.labels, dtype=torch.int64, device=device)[None]
