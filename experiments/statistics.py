@@ -6,7 +6,9 @@ Everything is per seed: at most a handful of values. Fewer than three give no in
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from scipy.special import ndtri, stdtrit
 
@@ -15,13 +17,15 @@ CONFIDENCE = 0.95
 
 
 def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample deviation (ddof 1; None for a single value). Raises ValueError for no values."""
+    """Mean and sample deviation (ddof 1; None for a single value). Raises ValueError for no values.
+
+    Computed in fractions and rounded once: a rounded mean would give equal values a deviation of about 1e-20 instead of 0.
+    """
     if not values:
         raise ValueError("no values to average")
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, None
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    exact = [Fraction(v) for v in values]
+    mean = statistics.mean(exact)
+    return float(mean), None if len(values) == 1 else statistics.stdev(exact, mean)
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:

@@ -191,6 +191,8 @@ def test_array_strings_read_back() -> None:
 def test_statistics_by_hand() -> None:
     assert mean_sd([1.0, 2.0, 3.0]) == (2.0, 1.0)
     assert mean_sd([4.0]) == (4.0, None)
+    for value in (0.1, 9.99900009999e-05, 1 / 3, 56.5):  # equal values deviate by nothing, whatever their mean rounds to
+        assert mean_sd([value] * 3) == (value, 0.0)
     assert t_interval([1.0, 2.0]) is None
     # t(0.975, 2) = 4.302653; 4.302653 / sqrt(3) = 2.484138
     assert t_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
