@@ -3,6 +3,7 @@
     python run.py +experiment=table2 +scale=laptop             plan, run what is missing, render
     python run.py +experiment=table2 +scale=laptop plan=true   only the plan
     python run.py +experiment=table2 +scale=laptop --check     do the committed records still give the committed results?
+    python run.py +experiment=table2 +scale=laptop --render    write the committed results again from the committed records; run nothing
     python run.py +scale=laptop --explain table2 "CluSTER r=1.00" average      the runs behind a number
     python run.py +experiment=table2 cell=7                    one cell (array jobs: the index is the array's)
     python run.py +experiment=table2 status=true               what is done, running, queued, failed, missing

@@ -13,8 +13,8 @@ from clusterft.seeding import generator
 from experiments.aggregate import build
 from experiments.agreement import SAMPLES, agreement, stratified_sample
 from experiments.artifacts import read_artifact
-from experiments.cellruns import CellRun, cell_runs
-from experiments.cost_model import passes_text
+from experiments.cellruns import CellRun, by_line, cell_runs
+from experiments.cost_passes import counted_passes, selection_passes
 from experiments.notation import notation_rows
 from experiments.plan import Resolve
 from experiments.recordstore import Records
@@ -81,14 +81,26 @@ def without_artifact(runs: list[CellRun], name: str) -> tuple[list[tuple[CellRun
 
 
 def selection_costs(spec: Any, resolve: Any, records: Any, available: Any, scale: str, scale_note: str) -> Table:
-    """Table 1: measured seconds with the number of passes, which comes from the cost model."""
+    """Table 1: measured seconds with the passes that the runs counted; before there is one, with those that its configuration plans."""
     table = build(spec, resolve, records, available, scale, scale_note)
-    names = {
-        row: next(o.split("=", 1)[1] for o in overrides if o.startswith("selector=")) for row, overrides in spec.rows.items()
-    }
+    passes: dict[tuple[str, str], str] = {}
+    for group in by_line(cell_runs(spec, resolve, records, available)):
+        made = [one.run.stored.record for one in group if one.run.state == "complete" and one.run.stored]
+        texts = sorted({str(counted_passes(record) or "not counted") for record in made})
+        if not texts and group[0].run.run_id:
+            texts = [_planned_passes(resolve(group[0].cell.overrides)[1])]
+        passes[group[0].cell.line] = " or ".join(texts)
     column = Column("passes", "model passes over N rows", "text")
-    lines = tuple(replace(x, values={"passes": words(passes_text(names[x.row])), **x.values}) for x in table.lines)
+    lines = tuple(replace(x, values={"passes": words(passes.get((x.row, x.column), "")), **x.values}) for x in table.lines)
     return replace(table, columns=(column, *table.columns), lines=lines)
+
+
+def _planned_passes(config: Any) -> str:
+    """What a configuration plans; a method of the user's own, or a pool of unknown size, is known by its runs only."""
+    try:
+        return f"{selection_passes(config)} (planned)"
+    except KeyError:
+        return "not known before a run"
 
 
 def centroid_cosines(spec: Any, resolve: Any, records: Any, available: Any, scale: str, scale_note: str) -> Table:

@@ -2,18 +2,19 @@
 
 In comes a run's configuration; out come wall seconds and where they come from. The operation count is the usual one: 2 operations
 a parameter and token forward, 4 backward, 2 more where activations are computed again. Rates and what is assumed about data stand
-in `Hardware` and `Assumptions`; `check` compares the count with measured runs, so that the paper-scale estimate has an error bar.
+in `Hardware` and `Assumptions`; `cost_check` compares it with measured runs, so that the paper-scale estimate has an error bar.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from clusterft.records import RunRecord
+from experiments.cost_passes import parameters, pool_rows, selection_passes, selector_name
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,16 @@ class Hardware:
     forward_flops: float
     decode_tokens_per_second: float
     shared: bool = False  # all workers share this one device
-    start_seconds: float = 0.0  # starting processes and loading weights, once a run
+    start_seconds: float = 0.0  # starting processes and loading weights, once a stage that has work
 
 
 H100 = Hardware("H100", train_flops=0.40 * 989e12, forward_flops=0.45 * 989e12, decode_tokens_per_second=1000.0)
 """989e12: dense bf16 peak of an H100 SXM; 40 and 45 % utilisation and the decoding rate (7B, batches of 16) are assumptions."""
 
 TWO_CORES = Hardware(
-    "2 CPU cores", train_flops=1.2e11, forward_flops=2.6e11, decode_tokens_per_second=120.0, shared=True, start_seconds=8.0
+    "2 CPU cores", train_flops=2.0e11, forward_flops=2.6e11, decode_tokens_per_second=120.0, shared=True, start_seconds=6.0
 )
-"""What two cores with AVX-512 gave for the 135 M model in bf16 autocast: some 150 tokens/s training, 1,000 forward."""
+"""What two cores with AVX-512 gave for the 135 M model in bf16 autocast: some 250 tokens/s training, 1,000 forward."""
 
 
 def hardware_for(device: str) -> Hardware:
@@ -53,47 +54,17 @@ class Assumptions:
             "medinstruct_52k": 200.0,
             "stdlib_instruct": 215.0,
             "stdlib_instruct_b": 215.0,
-            "medical_smoke_instruct": 120.0,
+            "medical_smoke_instruct": 80.0,
         }
     )
     share_at_full_ratio: float = 0.6  # K q / N at r = 1: the paper reports 59 and 65.9 %, an unbalanced clustering gives less
-    eval_problems: int = 564  # HumanEval 164 + MBPP 399 or so
-    eval_tokens: float = 250.0
-
-
-PASSES: dict[str, tuple[float, float]] = {
-    "full": (0.0, 0.0),
-    "random": (0.0, 0.0),
-    "cluster": (1.0, 0.0),
-    "ifd": (2.0, 0.0),
-    "less": (4.0 + 0.05 * 4, 4.0 + 0.05 * 4),
-    "s2l": (0.0, 0.0),
-}
-"""Passes of the target model over the pool for choosing: (forward, backward). LESS: 4 checkpoints plus 4 warm-up epochs on 5 %.
-S2L uses a proxy model: `S2L_PROXY_PASSES` passes of it."""
-
-S2L_PROXY_PARAMETERS = 70e6
-S2L_PROXY_PASSES = (3.0 + 12.0, 3.0)  # 3 epochs of training, 12 checkpoints scored
-
-
-def passes_text(selector: str) -> str:
-    """How a method's cost reads in table 1, from the numbers above. Raises KeyError for an unknown method."""
-    forward, backward = PASSES[selector]
-    if selector == "s2l":
-        forward, backward = S2L_PROXY_PASSES
-    parts = [f"{count:g} N {word}" for count, word in ((forward, "forward"), (backward, "backward")) if count]
-    text = ", ".join(parts) or "none"
-    return f"{text}, of a {S2L_PROXY_PARAMETERS / 1e6:g} M proxy" if selector == "s2l" else text
-
-
-def parameters(shape: Mapping[str, Any]) -> float:
-    """Parameters of a Llama-shaped model outside the input embedding (which is looked up, not multiplied), with the output head.
-
-    Raises KeyError for a shape without the usual names.
-    """
-    h, layers, f = shape["hidden_size"], shape["num_hidden_layers"], shape["intermediate_size"]
-    kv = h * shape["num_key_value_heads"] / shape["num_attention_heads"] if "num_key_value_heads" in shape else h
-    return float(layers * (2 * h * h + 2 * h * kv + 3 * h * f) + h * shape["vocab_size"])
+    share_of_limit: float = 0.9  # mean length over the limit, where a limit on rows cuts most of a pool off
+    problems: Mapping[str, int] = field(default_factory=lambda: {"HumanEval": 164, "MBPP": 378})  # as evalplus has them
+    answer_tokens: float = 250.0  # of a generated answer, when the limit allows more
+    questions: int = 1000  # of a medical task that is scored whole; they have 100 to 4,183
+    question_tokens: float = 110.0
+    options: int = 4
+    option_tokens: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -121,27 +92,38 @@ class CostModel:
         p = parameters(config["model"]["shape"])
         trainer = config["trainer"]
         devices = 1 if self.hardware.shared else trainer["workers"]
-        forward, backward = PASSES[selector_name(config)]
-        choose = tokens * (2 * forward + 4 * backward) * p
-        if selector_name(config) == "s2l":
-            choose = tokens * (2 * S2L_PROXY_PASSES[0] + 4 * S2L_PROXY_PASSES[1]) * S2L_PROXY_PARAMETERS
-        elif selector_name(config) == "random" and config["selector"]["budget"] == "match_cluster":
+        made = selection_passes(config)
+        if selector_name(config) == "random" and config["selector"]["budget"] == "match_cluster":
             choose = tokens * 2 * p  # the budget is read off CluSTER's clusters; shared through the feature store
+        else:
+            choose = tokens * (2 * made.forward + 4 * made.backward) * (parameters(made.proxy["shape"]) if made.proxy else p)
         choose *= self.selections(config)
         a_token = 8 if trainer["gradient_checkpointing"] else 6
         train = tokens * self.share(config) * trainer["epochs"] * a_token * p
+        start = self.hardware.start_seconds
+        generated, scored = self.evaluation_tokens(config)
+        evaluate = generated / self.hardware.decode_tokens_per_second + scored * 2 * p / self.hardware.forward_flops
         return {
-            "selection": choose / (devices * self.hardware.forward_flops),
-            "training": train / (devices * self.hardware.train_flops),
-            "evaluation": self.eval_tokens(config) / self.hardware.decode_tokens_per_second + self.hardware.start_seconds,
+            "selection": choose / (devices * self.hardware.forward_flops) + (start if choose else 0.0),
+            "training": train / (devices * self.hardware.train_flops) + start,
+            "evaluation": evaluate + (start if evaluate else 0.0),
         }
 
-    def eval_tokens(self, config: Mapping[str, Any]) -> float:
-        """Tokens to generate: of the subset that the configuration names, else of the benchmarks as a whole."""
-        named = [node for node in (config.get("evaluators") or {}).values() if node.get("subset")]
-        if named:
-            return float(sum(node["subset"]["n"] * node["max_new_tokens"] for node in named))
-        return self.assumptions.eval_problems * self.assumptions.eval_tokens
+    def evaluation_tokens(self, config: Mapping[str, Any]) -> tuple[float, float]:
+        """(tokens to generate, tokens to score in forward passes) of all evaluators. Raises KeyError for an unknown evaluator."""
+        known, generated, scored = self.assumptions, 0.0, 0.0
+        for node in (config.get("evaluators") or {}).values():
+            name = str(node["_target_"]).rsplit(".", 1)[-1]
+            if name == "HeldoutLoss":
+                scored += (config["data"].get("holdout_rows") or 0) * self._mean_tokens(config)
+            elif name == "MedicalEvaluator":
+                questions = len(node["tasks"]) * len(node["modes"]) * (node["limit"]["n"] if node["limit"] else known.questions)
+                asked = known.options if node["pack_tokens"] is None else 1  # packed options share their question
+                scored += questions * (asked * known.question_tokens + known.options * known.option_tokens)
+            else:
+                problems = node["subset"]["n"] if node.get("subset") else known.problems[name]
+                generated += problems * min(node["max_new_tokens"], known.answer_tokens)
+        return generated, scored
 
     def share(self, config: Mapping[str, Any]) -> float:
         """Expected share of the pool that a run trains on."""
@@ -168,9 +150,9 @@ class CostModel:
         return ((stages["selection"] + stages["training"]) * config["trainer"]["workers"] + stages["evaluation"]) / 3600
 
     def _mean_tokens(self, config: Mapping[str, Any]) -> float:
-        mean = self.assumptions.mean_tokens[config["data"]["name"]]
-        limits = [config["trainer"]["max_length"], config["data"].get("max_row_tokens")]
-        return min(mean, *(float(limit) for limit in limits if limit is not None))
+        mean = min(self.assumptions.mean_tokens[config["data"]["name"]], float(config["trainer"]["max_length"]))
+        limit = config["data"].get("max_row_tokens")
+        return mean if limit is None else min(mean, self.assumptions.share_of_limit * limit)
 
     def _from_measured(self, config: Mapping[str, Any]) -> float | None:
         alike = [r for r in self.measured if _place(r.config) == _place(config) and r.status == "complete"]
@@ -196,52 +178,3 @@ def _measured_share(config: Mapping[str, Any], alike: Sequence[RunRecord]) -> fl
 def _place(config: Mapping[str, Any]) -> tuple[Any, ...]:
     trainer = config["trainer"]
     return config["model"]["name"], config["data"]["name"], config["data"]["max_rows"], trainer["workers"], trainer["max_length"]
-
-
-def pool_rows(config: Mapping[str, Any]) -> float:
-    """Rows of the pool as far as the configuration knows. Raises KeyError when it does not."""
-    known = [config["data"][key] for key in ("max_rows", "expected_rows") if config["data"][key] is not None]
-    if not known:
-        raise KeyError("data.expected_rows")
-    return float(min(known))
-
-
-def selector_name(config: Mapping[str, Any]) -> str:
-    """full, random, less, s2l, ifd or cluster: the last word of the selector's target, or its own `name`."""
-    selector = config["selector"]
-    if selector.get("name"):
-        return str(selector["name"])
-    target = str(selector["_target_"]).lower()
-    for name in PASSES:
-        if name in target.rsplit(".", 1)[-1]:
-            return name
-    raise KeyError(f"selector {target}")
-
-
-@dataclass(frozen=True)
-class Check:
-    """How well the operation count orders and scales measured training times, after one common rate was fitted.
-
-    rate_flops  the fitted rate of one machine; worst and typical: factor between predicted and measured seconds
-    """
-
-    runs: int
-    rate_flops: float
-    typical_factor: float
-    worst_factor: float
-
-
-def check(records: Iterable[RunRecord]) -> Check:
-    """Fits one rate to training seconds of complete records and says how far off single runs are. Raises ValueError for none."""
-    work, seconds = [], []
-    for r in records:
-        if r.status == "complete" and r.cost["training_seconds"] > 0 and r.train["tokens"] > 0:
-            a_token = 8 if r.config["trainer"]["gradient_checkpointing"] else 6
-            work.append(a_token * parameters(r.config["model"]["shape"]) * r.train["tokens"])
-            seconds.append(r.cost["training_seconds"])
-    if not work:
-        raise ValueError("no complete record with a training time to check the cost model against")
-    logs = [math.log(w / s) for w, s in zip(work, seconds, strict=True)]
-    rate = statistics.median(logs)
-    errors = [abs(x - rate) for x in logs]
-    return Check(len(work), math.exp(rate), math.exp(statistics.median(errors)), math.exp(max(errors)))

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from clusterft.memory_plan import memory_lines
 from experiments.analysis import make_table
+from experiments.committed import check, render
 from experiments.composing import Composer
 from experiments.cost_model import CostModel, hardware_for
 from experiments.pages import write_pages
@@ -25,7 +26,7 @@ from experiments.plan import Plan, PlannedCell, combine, describe, plan
 from experiments.recordstore import Records, export_artifacts, export_records, load_records
 from experiments.render import explain
 from experiments.resolve import DROPPED, ROOT, Resolver, available_selectors, experiment_file, narrowed
-from experiments.results import check_results, write_results
+from experiments.results import write_results
 from experiments.running import Job, Preflight, Run, run_jobs
 from experiments.spec import ExperimentConfig, artifacts_of, load_spec, override_key
 from experiments.status import show_status
@@ -113,7 +114,7 @@ def members(cfg: DictConfig, overrides: Sequence[str], composer: Composer, names
 def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, preflight: Preflight, measure: Measure) -> None:
     """Plans, runs what is missing, renders. `plan=true` only plans; `cell=i` runs that cell and renders nothing; `explain=[line,column]`
     names the runs behind a value; `status=true` says what is done, running, queued, failed and missing; `check=true` renders from the
-    committed records and exits 1 if a committed result would change.
+    committed records and exits 1 if a committed result would change; `render=true` renders from them and writes.
 
     Raises ValueError for an impossible request before anything starts. A run that fails does not keep the others from being made; the
     command then ends with code 1 and names it.
@@ -122,6 +123,9 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     every = drivers(cfg, overrides)
     if cfg.check:
         check(every, console)
+        return
+    if cfg.render:
+        render(every, console)
         return
     records = load_records([every[0].runs_dir], check_inputs=True)
     if cfg.explain is not None:
@@ -248,14 +252,3 @@ def export(one: Driver, records: Records) -> None:
         assert cell.run_id is not None
         needed.setdefault(cell.run_id, set()).update(artifacts_of(one.spec, cell.cell.row))
     export_artifacts(records, needed, one.results / "artifacts")
-
-
-def check(every: Sequence[Driver], console: Console) -> None:
-    """Exits 1, naming the files, if rendering the committed records gives anything but the committed results."""
-    records = every[0].committed()
-    changed = [line for one in every for line in check_results(one.table(records), one.spec, one.results)]
-    for line in changed:
-        console.print(line, markup=False)
-    if changed:
-        sys.exit(1)
-    console.print(f"{len(every)} committed results are what their committed records give", markup=False)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from clusterft.atomic import write_atomic
 from experiments.claims import ABSENT, CLAIMS, FAILS, HOLDS, OPEN, REMARKS, Finding, findings
+from experiments.cost_check import check_markdown
 from experiments.reading import read_tables, scales
+from experiments.recordstore import Records, load_records
 from experiments.render import check_texts
 from experiments.table import Table
 
@@ -25,9 +27,10 @@ MEANINGLESS = ("smoke",)
 """Scales whose numbers say nothing about a claim."""
 
 
-def index_markdown(scale: str, tables: Mapping[str, Table], records: int) -> str:
-    """The front page of one scale's results: what they are, and every table with its state."""
+def index_markdown(scale: str, tables: Mapping[str, Table], records: Records) -> str:
+    """The front page of one scale's results: what they are, every table with its state, and how the cost model fares there."""
     note = next((table.scale_note for table in tables.values()), "")
+    runs = records.runs()
     rows = ["| Experiment | What | State | Files |", "|---|---|---|---|"]
     for table in tables.values():
         state = "complete" if table.final else f"not final, {len(table.problems)} things are missing"
@@ -36,12 +39,13 @@ def index_markdown(scale: str, tables: Mapping[str, Table], records: int) -> str
     parts = [
         f"# Results at scale {scale}",
         f"{note}.".replace("..", "."),
-        f"Made by `python run.py +experiment=ID +scale={scale}` from {records} runs, whose records lie in `records/` and whose diagnostics lie in "
+        f"Made by `python run.py +experiment=ID +scale={scale}` from {len(runs)} runs, whose records lie in `records/` and whose diagnostics lie in "
         f"`artifacts/`. `python run.py +experiment=ID +scale={scale} check=true` makes a table again from those and says whether a file would "
         f"change; `explain=[LINE,COLUMN]` names the runs behind a number. What follows for the paper's claims stands in `{FINDINGS}`.",
         "\n".join(rows),
+        check_markdown(run.stored.record for run in runs if run.stored),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 PREFACE = """# Findings
@@ -106,7 +110,7 @@ def pages(root: Path) -> dict[str, str]:
     results = root / "results"
     by_scale = {scale: read_tables(results / scale) for scale in scales(results)}
     made = {
-        f"results/{scale}/README.md": index_markdown(scale, tables, len(list((results / scale / "records").glob("*.json"))))
+        f"results/{scale}/README.md": index_markdown(scale, tables, load_records([results / scale / "records"]))
         for scale, tables in by_scale.items()
     }
     made[FINDINGS] = findings_page({scale: tables for scale, tables in by_scale.items() if scale not in MEANINGLESS})

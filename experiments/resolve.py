@@ -22,11 +22,11 @@ from experiments.spec import Cell, override_key
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "conf/experiment"
-CONTROL = ("cell", "plan", "status", "check", "explain", "seed")
+CONTROL = ("cell", "plan", "status", "check", "render", "explain", "seed")
 """Keys of the command line that choose cells rather than describe them."""
 WHOLE = ("experiment", "scale")
 """Keys that name the table itself. A line of table 11 has its own `+experiment=`; the command line's does not choose among them."""
-DROPPED = {"experiment": None, "cell": None, "plan": False, "status": False, "check": False, "explain": None}
+DROPPED = {"experiment": None, "cell": None, "plan": False, "status": False, "check": False, "render": False, "explain": None}
 
 
 def available_selectors() -> set[str]:

@@ -25,7 +25,7 @@ from experiments.spec import NOT_BUILT, override_key
 LOCKS = Path("/proc/locks")
 UNSTARTED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 ALIVE = ("RUNNING", "COMPLETING", *UNSTARTED)
-NOT_OF_A_CELL = ("cell", "plan", "status", "check", "explain", "runtime.nodes", "runtime.launcher")
+NOT_OF_A_CELL = ("cell", "plan", "status", "check", "render", "explain", "runtime.nodes", "runtime.launcher")
 """Keys that an array adds to, or that look at, the cells of the same command."""
 
 

@@ -12,8 +12,6 @@ import pytest
 import yaml
 from omegaconf.errors import ConfigKeyError
 
-from clusterft.records import RunRecord
-from experiments.cost_model import CostModel, Hardware, check, parameters
 from experiments.grid import array_string, check_array, check_index, equal_configs, grid_config, grid_size, parse_array
 from experiments.plan import combine, describe, plan
 from experiments.recordstore import Records, load_records
@@ -238,78 +236,3 @@ def test_a_table_needs_no_torch_and_starts_fast() -> None:
     seconds, torch, hydra = done.stdout.split()
     assert (torch, hydra) == ("False", "False")
     assert float(seconds) < 10  # some 0.5 s on an idle machine
-
-
-# The cost model
-
-SHAPE = {
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-}
-CONFIG = {
-    "model": {"name": "smollm2_135m", "shape": SHAPE},
-    "data": {"name": "magicoder_oss_instruct_75k", "max_rows": None, "expected_rows": 1000},
-    "selector": {"_target_": "clusterft.cluster.ClusterSelector", "budget": "match_cluster", "ratio": "0.50", "rows": None},
-    "trainer": {"workers": 4, "epochs": 2, "max_length": 200, "gradient_checkpointing": False},
-}
-
-
-def test_parameters_of_a_known_model() -> None:
-    """SmolLM2-135M has 134,515,008 parameters with tied embeddings; 35,136 of them are norms, which the count leaves out."""
-    assert parameters(SHAPE) == 134_515_008 - 61 * 576
-
-
-def test_operations_by_hand() -> None:
-    """1,000 rows of 200 tokens; half of 60 % is trained on, twice, at 6 operations; the proxy pass takes 2 on all of them."""
-    machine = Hardware("test", train_flops=1e9, forward_flops=2e9, decode_tokens_per_second=1.0)
-    stages = CostModel(machine).stages(CONFIG)
-    p = parameters(SHAPE)
-    assert stages["training"] == pytest.approx(200_000 * 0.3 * 2 * 6 * p / 4e9)
-    assert stages["selection"] == pytest.approx(200_000 * 2 * p / 8e9)
-    full = {
-        **CONFIG,
-        "selector": {"_target_": "baselines.full_data.FullSelector", "budget": "all", "ratio": "0.50", "rows": None},
-    }
-    assert CostModel(machine).stages(full)["selection"] == 0.0
-    assert CostModel(machine).stages(full)["training"] == pytest.approx(stages["training"] / 0.3)
-
-
-def test_each_re_selection_costs_another_pass_over_the_pool() -> None:
-    """300 rows in steps of 64 are 5 an epoch, 10 in all: anew at step 5, or at 4 and 8, or never."""
-    machine = Hardware("test", train_flops=1e9, forward_flops=2e9, decode_tokens_per_second=1.0)
-    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "global_batch": 64}}
-    once = CostModel(machine).stages(config)["selection"]
-    for sampler, times in (
-        ({"reselect_every_epochs": 1}, 2),
-        ({"reselect_every_steps": 4}, 3),
-        ({"reselect_every_steps": 10}, 1),
-    ):
-        assert CostModel(machine).stages({**config, "sampler": sampler})["selection"] == pytest.approx(times * once)
-
-
-def test_measured_runs_win_over_the_count() -> None:
-    record = measured_run(config=CONFIG, training=30.0, tokens=120_000)
-    seconds, source = CostModel(measured=[record]).run_seconds({**CONFIG, "trainer": {**CONFIG["trainer"], "epochs": 4}})
-    assert source == "measured"
-    assert seconds == pytest.approx(60.0 + 10.0 + 5.0)  # twice the epochs, the same selection and evaluation
-    assert CostModel().run_seconds({**CONFIG, "model": {"name": "x", "shape": {}}}) == (0.0, "")
-
-
-def test_the_check_says_how_far_the_count_is_off() -> None:
-    """The same work in 20, 30 and 45 s: the median rate is that of 30 s, the others are off by a factor of 1.5."""
-    found = check([measured_run(config=CONFIG, training=seconds, tokens=120_000) for seconds in (20.0, 30.0, 45.0)])
-    assert found.runs == 3
-    assert found.rate_flops == pytest.approx(6 * parameters(SHAPE) * 120_000 / 30)
-    assert (found.worst_factor, found.typical_factor) == (pytest.approx(1.5), pytest.approx(1.5))
-    with pytest.raises(ValueError, match="no complete record"):
-        check([])
-
-
-def measured_run(config: dict[str, object], training: float, tokens: int) -> RunRecord:
-    record = json.loads((GOLDEN / "tables/machine_a/cluster-1.00-0.json").read_text())
-    cost = {**record["cost"], "training_seconds": training, "selection_seconds": 10.0, "evaluation_seconds": 5.0}
-    return RunRecord.from_json({**record, "config": config, "cost": cost, "train": {**record["train"], "tokens": tokens}})

@@ -20,6 +20,7 @@ from omegaconf.errors import ConfigAttributeError
 from clusterft.app import register_schema
 from clusterft.proxy import ProxyParams
 from clusterft.store import run_id
+from experiments.analysis import make_table
 from experiments.composing import Composer
 from experiments.cost_model import CostModel
 from experiments.drive import drivers, wanted_of
@@ -213,6 +214,18 @@ def test_full_data_is_one_run_for_every_ratio_and_table() -> None:
     assert {c.run_id for c in plans["table13"].cells} == {c.run_id for c in plans["table7"].cells}
     first = plans["table11"].cells[0]
     assert first.run_id in {c.run_id for c in plans["table2"].cells if c.cell.row == "CluSTER"}
+
+
+def test_table1_plans_passes_at_paper_scale() -> None:
+    """LESS: 4 epochs over the pool after 4 on 5 % of it; S2L: 3 epochs of its proxy and 12 points."""
+    table = make_table(spec_at("table1"), resolver("table1", None), Records(), available_selectors())
+    assert [line.values["passes"].text for line in table.lines] == [
+        "none (planned)",
+        "4.2 N forward, 4.2 N backward (planned)",
+        "15 N forward, 3 N backward, of the proxy pythia_70m (planned)",
+        "2 N forward (planned)",
+        "1 N forward (planned)",
+    ]
 
 
 @pytest.mark.slow

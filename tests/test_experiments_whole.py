@@ -64,13 +64,22 @@ def test_some_members_run_render_and_render_again_from_what_is_committed(
     again = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "results", again / "results")
     monkeypatch.setattr(drive, "ROOT", again)
-    drive.run_experiment(
-        compose("config", overrides=[*over, f"runtime.runs_dir={again}/none", "check=true"]),
-        over,
-        counted,
-        run.check,
-        run.measure,
-    )
+
+    def asked(option: str, *more: str) -> None:
+        cfg = compose("config", overrides=[*over, f"runtime.runs_dir={again}/none", f"{option}=true", *more])
+        drive.run_experiment(cfg, [*over, *more], counted, run.check, run.measure)
+
+    asked("check")
+    before = {p.name: p.read_bytes() for p in (again / "results/smoke").iterdir() if p.is_file()}
+    for name in ("figure6.md", "figure6.svg", "table10.csv", "README.md"):
+        (again / "results/smoke" / name).write_text("something else")
+    with pytest.raises(SystemExit):
+        asked("check")
+    asked("render")  # what a change of the tables' code needs where the runs are not
+    assert {p.name: p.read_bytes() for p in (again / "results/smoke").iterdir() if p.is_file()} == before
+    shutil.rmtree(again / "results/smoke")
+    with pytest.raises(ValueError, match="leave it out to make the runs"):
+        asked("render")
     assert len(made) == 2
 
 

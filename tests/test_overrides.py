@@ -61,6 +61,7 @@ def test_a_launcher_without_multirun_is_refused():
 
 def test_options_stand_for_overrides():
     assert spelled_out(["+experiment=table2", "--check", "seed=1"]) == ["+experiment=table2", "check=true", "seed=1"]
+    assert spelled_out(["--render", "+experiment=table2"]) == ["render=true", "+experiment=table2"]
     given = ["+scale=laptop", "--explain", "table2", "CluSTER r=1.00", "avg", "--plan"]
     assert spelled_out(given) == ["+experiment=table2", "+scale=laptop", 'explain=["CluSTER r=1.00","avg"]', "plan=true"]
     check_command_line(spelled_out(given))

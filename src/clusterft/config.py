@@ -150,6 +150,7 @@ class RunConfig:
     plan: bool = False  # print what would run, and stop
     status: bool = False  # print what is done, running, queued, failed and missing, and stop
     check: bool = False  # render from the committed records; fail if a committed result would change
+    render: bool = False  # render from the committed records and write; run nothing
     explain: Any = None  # [line, column]: name the runs behind a value
 
 

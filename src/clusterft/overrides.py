@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:
-    """`--plan`, `--status`, `--check` and `--explain TABLE LINE COLUMN` as the overrides that they stand for; the rest stays as it is.
+    """`--plan`, `--status`, `--check`, `--render` and `--explain TABLE LINE COLUMN` as the overrides that they stand for; the rest stays as it is.
 
     Raises UserError for an --explain without its three words.
     """
@@ -22,7 +22,7 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
     before: list[str] = []
     while words:
         word = words.pop(0)
-        if word in ("--plan", "--status", "--check"):
+        if word in ("--plan", "--status", "--check", "--render"):
             rest.append(f"{word[2:]}=true")
         elif word == "--explain":
             named, words = words[:3], words[3:]

@@ -27,7 +27,19 @@ from clusterft.locks import try_lock
 from clusterft.records import RunRecord
 
 # Nodes that say where, how or why, never what: a run is the same run without them.
-_NOT_IDENTITY = ("runtime", "experiment", "scale", "domain", "baseline_sizes", "cell", "plan", "status", "check", "explain")
+_NOT_IDENTITY = (
+    "runtime",
+    "experiment",
+    "scale",
+    "domain",
+    "baseline_sizes",
+    "cell",
+    "plan",
+    "status",
+    "check",
+    "render",
+    "explain",
+)
 
 
 class StoreError(Exception):
