@@ -108,6 +108,17 @@ def test_every_experiment_suits_every_scale(experiment: str) -> None:
 
 @pytest.mark.parametrize("scale", [None, *SCALES])
 @pytest.mark.parametrize("experiment", ["signals", "beyond"])
+def test_variants_stand_beside_the_paper_s_method_at_equal_budget(experiment: str, scale: str | None) -> None:
+    """The clusters that set the number of rows are the paper's for every variant, whatever it clusters by itself."""
+    budgets = set()
+    for cell in expand(spec_at(experiment, scale)):
+        config = resolver(experiment, scale)(cell.overrides)[1]
+        budgets.add(str((config["clustering"], config["selector"]["budget"], config["selector"]["ratio"])))
+    assert len(budgets) == 1
+
+
+@pytest.mark.parametrize("scale", [None, *SCALES])
+@pytest.mark.parametrize("experiment", ["signals", "beyond"])
 def test_every_signal_can_be_computed_in_the_precision_of_its_scale(experiment: str, scale: str | None) -> None:
     """The gradient signals refuse autocast, which is what the trainer of small machines uses."""
     for cell in expand(spec_at(experiment, scale)):
