@@ -83,15 +83,17 @@ def without_artifact(runs: list[CellRun], name: str) -> tuple[list[tuple[CellRun
 def selection_costs(spec: Any, resolve: Any, records: Any, available: Any, scale: str, scale_note: str) -> Table:
     """Table 1: measured seconds with the passes that the runs counted; before there is one, with those that its configuration plans."""
     table = build(spec, resolve, records, available, scale, scale_note)
-    passes: dict[tuple[str, str], str] = {}
+    passes: dict[tuple[str, str], Value] = {}
     for group in by_line(cell_runs(spec, resolve, records, available)):
         made = [one.run.stored.record for one in group if one.run.state == "complete" and one.run.stored]
-        texts = sorted({str(counted_passes(record) or "not counted") for record in made})
+        counts = [counted_passes(record) for record in made]
+        texts = sorted({"not counted" if one is None else str(one) for one in counts})
         if not texts and group[0].run.run_id:
             texts = [_planned_passes(resolve(group[0].cell.overrides)[1])]
-        passes[group[0].cell.line] = " or ".join(texts)
+        ids = {one.cell.seed: one.run.run_id for one in group if one.run.state == "complete"}
+        passes[group[0].cell.line] = Value(0, run_ids=ids, text=" or ".join(texts))
     column = Column("passes", "model passes over N rows", "text")
-    lines = tuple(replace(x, values={"passes": words(passes.get((x.row, x.column), "")), **x.values}) for x in table.lines)
+    lines = tuple(replace(x, values={"passes": passes.get((x.row, x.column), words("")), **x.values}) for x in table.lines)
     return replace(table, columns=(column, *table.columns), lines=lines)
 
 
@@ -99,7 +101,7 @@ def _planned_passes(config: Any) -> str:
     """What a configuration plans; a method of the user's own, or a pool of unknown size, is known by its runs only."""
     try:
         return f"{selection_passes(config)} (planned)"
-    except KeyError:
+    except (KeyError, TypeError, AttributeError):
         return "not known before a run"
 
 

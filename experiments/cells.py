@@ -44,8 +44,11 @@ def value_text(value: Value, column: Column, interval: bool = True) -> str:
 
 
 def difference_text(difference: Difference | None, unit: str) -> str:
-    """ "+0.1 [-1.1, 1.4], cannot tell"."""
-    return NOTHING if difference is None else f"{difference_number(difference, unit)}, {difference.verdict}"
+    """ "+0.1 [-1.1, 1.4], cannot tell", "-8.8, too few seeds (n 2 of 3)"."""
+    if difference is None:
+        return NOTHING
+    absent = f" (n {difference.n} of {difference.planned})" if difference.n < difference.planned else ""
+    return f"{difference_number(difference, unit)}, {difference.verdict}{absent}"
 
 
 def difference_number(difference: Difference, unit: str) -> str:

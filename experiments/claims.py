@@ -78,6 +78,8 @@ Judge = Callable[[Difference, Column], str]
 
 
 def _compare(tables: Tables, ids: tuple[str, ...], ours: str, other: str, judge: Judge, key: str = "") -> Rows:
+    """A comparison that several tables make of the very same runs is one piece of evidence, with all their names."""
+    found: dict[object, tuple[list[str], tuple[str, str, str]]] = {}
     for table in (tables[i] for i in ids if i in tables):
         columns = [c for c in table.columns if c.key == key] if key else _scores(table)
         for line, rival in _pairs(table, ours, other):
@@ -85,7 +87,12 @@ def _compare(tables: Tables, ids: tuple[str, ...], ours: str, other: str, judge:
                 difference = _difference(line, rival, column)
                 if difference is not None:
                     what = f"{heading(column)}, {column.better} is better: {line.name} against {rival.name}"
-                    yield table.id, what, difference_number(difference, column.unit), judge(difference, column)
+                    says = what, difference_number(difference, column.unit), judge(difference, column)
+                    runs = [sorted(one.values[column.key].run_ids.items()) for one in (line, rival)]
+                    same = (column.key, str(runs)) if all(runs) else (column.key, table.id, what)
+                    found.setdefault(same, ([], says))[0].append(table.id)
+    for names, says in found.values():
+        yield ", ".join(names), *says
 
 
 def kept_little(tables: Tables) -> Rows:

@@ -1,7 +1,8 @@
 """Best, within noise, and the difference to the reference row: everything paired by seed.
 
 Lines compete within one column of the experiment (one ratio, say). A line whose seeds are not all there, or with fewer than three
-seeds, is never called best and gets no verdict.
+seeds, is never called best. A difference is taken over the seeds that both lines have and shown with their number where some are
+absent; fewer than three give no verdict.
 """
 
 from __future__ import annotations

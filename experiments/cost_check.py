@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from clusterft.records import RunRecord
 from experiments.cost_model import H100, TWO_CORES, CostModel
+from experiments.cost_passes import own_feature_key
 
 STAGES = ("selection", "training", "evaluation")
 
@@ -29,21 +30,30 @@ class StageCheck:
 
 
 def check(records: Iterable[RunRecord]) -> list[StageCheck]:
-    """Predicts every complete run from its configuration alone. A selection without a pass of a model is not counted.
+    """Predicts every complete run from its configuration alone.
 
-    A run whose size the configuration does not tell is left out. Raises ValueError when nothing is left.
+    Of selection each measurement counts once: runs that read the same features repeat the seconds of the run that made them. A selection
+    without a pass is not counted, nor a run whose size or method the model does not know. Raises ValueError when nothing is left.
     """
     pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in STAGES}
+    seen: set[tuple[str, float]] = set()
     for record in records:
         if record.status != "complete":
             continue
         try:
-            predicted = CostModel(H100 if record.hardware["gpus"] else TWO_CORES).stages(record.config)
+            gpus = record.hardware["gpus"]
+            model = CostModel(H100 if gpus else TWO_CORES, devices=len(gpus) or None)
+            predicted, feature = model.stages(record.config), own_feature_key(record.config)
         except (KeyError, TypeError):
             continue
-        for stage in STAGES:
-            seconds = record.cost[f"{stage}_seconds"]
-            if predicted[stage] > 0 and seconds > 0 and (stage != "selection" or record.cost.get("forward_passes")):
+        predicted["selection"] *= model.selections(record.config)
+        measured = {stage: record.cost.get(f"{stage}_seconds") for stage in STAGES}
+        made = (feature, record.cost.get("feature_seconds") or 0.0)
+        if made in seen or not feature:
+            del measured["selection"]
+        seen.add(made)
+        for stage, seconds in measured.items():
+            if predicted[stage] > 0 and isinstance(seconds, int | float) and 0 < seconds < float("inf"):
                 pairs[stage].append((predicted[stage], seconds))
     found = [_compared(stage, both) for stage, both in pairs.items() if both]
     if not found:
@@ -58,7 +68,7 @@ def check_markdown(records: Iterable[RunRecord]) -> str:
     except ValueError:
         return ""
     rows = [
-        "| Stage | Runs | Predicted (s, all) | Measured (s, all) | Typical factor | Worst factor |",
+        "| Stage | Measurements | Predicted (s, all) | Measured (s, all) | Typical factor | Worst factor |",
         "|---|---|---|---|---|---|",
     ]
     for x in found:
@@ -68,7 +78,8 @@ def check_markdown(records: Iterable[RunRecord]) -> str:
     text = (
         "`experiments/cost_model.py` predicts a run from its configuration alone: passes and tokens times operations, over the rate of the "
         "device. Beside it stands what these runs measured. A factor is the larger of predicted / measured and measured / predicted; typical "
-        "is the median over runs. Shares kept and mean lengths are assumed beforehand, and machines differ."
+        "is the median over runs. Shares kept and mean lengths are assumed beforehand, and machines differ. Features that several runs "
+        "read were measured once and count once."
     )
     return "\n\n".join(["## The cost model against these runs", text, "\n".join(rows)])
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterft.records import RunRecord
-from experiments.cost_passes import parameters, pool_rows, selection_passes, selector_name
+from experiments.cost_passes import Passes, feature_passes, parameters, pool_rows, selection_passes, selector_name
 
 
 @dataclass(frozen=True)
@@ -68,46 +68,79 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """Wall seconds of a run. features: key -> seconds of work that runs with the same key share; source: measured | model | ""."""
+
+    seconds: float = 0.0
+    features: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+
+    def without(self, made: Collection[str]) -> Estimate:
+        """The same run where some features are there already."""
+        return replace(self, features={key: seconds for key, seconds in self.features.items() if key not in made})
+
+
+@dataclass(frozen=True)
 class CostModel:
-    """Estimates runs. `measured`: complete records to learn from; a similar run is one of the same model, data and workers."""
+    """Estimates runs.
+
+    measured  complete records to learn from; a similar run is one of the same model, data and workers
+    devices   devices that there are, when workers share them; None: one a worker
+    """
 
     hardware: Hardware = H100
     assumptions: Assumptions = field(default_factory=Assumptions)
     measured: Sequence[RunRecord] = ()
+    devices: int | None = None
 
-    def run_seconds(self, config: Mapping[str, Any]) -> tuple[float, str]:
-        """(wall seconds of selection, training and evaluation, "measured" | "model"). 0 and "" when the sizes are unknown."""
+    def estimate(self, config: Mapping[str, Any]) -> Estimate:
+        """What a run will take, from runs like it where there are any; empty when the sizes or the method are unknown."""
+        try:
+            stages, features = self.stages(config), self.features(config)
+        except (KeyError, TypeError):
+            stages, features = {}, {}
+        own = self._measured_selection(config)
+        if own is not None and features and selection_passes(config):
+            features[next(iter(features))] = own
         seconds = self._from_measured(config)
         if seconds is not None:
-            return seconds, "measured"
-        try:
-            return sum(self.stages(config).values()), "model"
-        except (KeyError, TypeError):
-            return 0.0, ""
+            return Estimate(seconds + (0.0 if features else own or 0.0), features, "measured")
+        again = (self.selections(config) - 1) * stages["selection"] if stages else 0.0
+        return Estimate(again + stages["training"] + stages["evaluation"], features, "model") if stages else Estimate()
+
+    def features(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Key of a feature -> wall seconds of its pass over the pool, which runs with equal keys share. Raises KeyError like `stages`."""
+        return {key: self._pass_seconds(passes, config) for key, passes in feature_passes(config).items()}
 
     def stages(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Wall seconds of selection, training, evaluation by operation count. Raises KeyError if a size is not in the config."""
-        rows = pool_rows(config)
-        tokens = rows * self._mean_tokens(config)
-        p = parameters(config["model"]["shape"])
-        trainer = config["trainer"]
-        devices = 1 if self.hardware.shared else trainer["workers"]
-        made = selection_passes(config)
-        if selector_name(config) == "random" and config["selector"]["budget"] == "match_cluster":
-            choose = tokens * 2 * p  # the budget is read off CluSTER's clusters; shared through the feature store
-        else:
-            choose = tokens * (2 * made.forward + 4 * made.backward) * (parameters(made.proxy["shape"]) if made.proxy else p)
-        choose *= self.selections(config)
+        """Wall seconds of one selection by the method's own passes, of training and of evaluation, by operation count.
+
+        Raises KeyError, TypeError if a size is not in the config.
+        """
+        p, trainer, start = parameters(config["model"]["shape"]), config["trainer"], self.hardware.start_seconds
         a_token = 8 if trainer["gradient_checkpointing"] else 6
-        train = tokens * self.share(config) * trainer["epochs"] * a_token * p
-        start = self.hardware.start_seconds
+        train = self._pool_tokens(config) * self.share(config) * trainer["epochs"] * a_token * p
         generated, scored = self.evaluation_tokens(config)
         evaluate = generated / self.hardware.decode_tokens_per_second + scored * 2 * p / self.hardware.forward_flops
         return {
-            "selection": choose / (devices * self.hardware.forward_flops) + (start if choose else 0.0),
-            "training": train / (devices * self.hardware.train_flops) + start,
+            "selection": self._pass_seconds(selection_passes(config), config),
+            "training": train / (self._devices(config) * self.hardware.train_flops) + start,
             "evaluation": evaluate + (start if evaluate else 0.0),
         }
+
+    def _pass_seconds(self, made: Passes, config: Mapping[str, Any]) -> float:
+        if not made:
+            return 0.0
+        p = parameters((made.proxy or config["model"])["shape"])
+        work = self._pool_tokens(config) * (2 * made.forward + 4 * made.backward) * p
+        return work / (self._devices(config) * self.hardware.forward_flops) + self.hardware.start_seconds
+
+    def _pool_tokens(self, config: Mapping[str, Any]) -> float:
+        return pool_rows(config) * self._mean_tokens(config)
+
+    def _devices(self, config: Mapping[str, Any]) -> int:
+        workers = int(config["trainer"]["workers"])
+        return 1 if self.hardware.shared else min(workers, self.devices or workers)
 
     def evaluation_tokens(self, config: Mapping[str, Any]) -> tuple[float, float]:
         """(tokens to generate, tokens to score in forward passes) of all evaluators. Raises KeyError for an unknown evaluator."""
@@ -144,26 +177,46 @@ class CostModel:
         per_epoch = math.ceil(pool_rows(config) * self.share(config) / trainer["global_batch"])
         return math.ceil(trainer["epochs"] * per_epoch / (steps or epochs * per_epoch))
 
-    def device_hours(self, config: Mapping[str, Any]) -> float:
-        """Device-hours of a run by operation count: evaluation takes one device, the rest all workers."""
-        stages = self.stages(config)
-        return ((stages["selection"] + stages["training"]) * config["trainer"]["workers"] + stages["evaluation"]) / 3600
+    def device_hours(self, configs: Iterable[Mapping[str, Any]]) -> float:
+        """Device-hours of some runs by operation count: a feature that several of them share is made once, evaluation takes one
+        device, the rest all workers. Raises KeyError, TypeError like `stages`."""
+        seconds, features = 0.0, {}
+        for config in configs:
+            stages, workers = self.stages(config), config["trainer"]["workers"]
+            seconds += ((self.selections(config) - 1) * stages["selection"] + stages["training"]) * workers + stages["evaluation"]
+            features.update({key: its * workers for key, its in self.features(config).items()})
+        return (seconds + sum(features.values())) / 3600
 
     def _mean_tokens(self, config: Mapping[str, Any]) -> float:
         mean = min(self.assumptions.mean_tokens[config["data"]["name"]], float(config["trainer"]["max_length"]))
         limit = config["data"].get("max_row_tokens")
         return mean if limit is None else min(mean, self.assumptions.share_of_limit * limit)
 
+    def _alike(self, config: Mapping[str, Any]) -> list[RunRecord]:
+        place = _place(config)
+        return [r for r in self.measured if place and r.status == "complete" and _place(r.config) == place and _is_timed(r)]
+
     def _from_measured(self, config: Mapping[str, Any]) -> float | None:
-        alike = [r for r in self.measured if _place(r.config) == _place(config) and r.status == "complete"]
+        """Seconds of training and evaluation, None without a run like this one."""
+        alike = self._alike(config)
         if not alike:
             return None
         share = _measured_share(config, alike) or self.share(config)
         per_unit = [r.cost["training_seconds"] / (r.selection["data_usage"] * r.config["trainer"]["epochs"]) for r in alike]
-        training = statistics.median(per_unit) * share * config["trainer"]["epochs"]
-        same = [r.cost["selection_seconds"] for r in alike if selector_name(r.config) == selector_name(config)]
         evaluation = statistics.median(r.cost["evaluation_seconds"] for r in alike)
-        return training + (statistics.median(same) if same else 0.0) + evaluation
+        return statistics.median(per_unit) * share * float(config["trainer"]["epochs"]) + evaluation
+
+    def _measured_selection(self, config: Mapping[str, Any]) -> float | None:
+        name = selector_name(config)
+        same = [r.cost["selection_seconds"] for r in self._alike(config) if selector_name(r.config) == name]
+        return statistics.median(same) if same else None
+
+
+def _is_timed(record: RunRecord) -> bool:
+    """Whether a record has the finite, positive numbers that an estimate needs."""
+    seconds = [record.cost.get(f"{stage}_seconds") for stage in ("selection", "training", "evaluation")]
+    known = [*seconds, record.selection.get("data_usage")]
+    return all(isinstance(x, int | float) and math.isfinite(x) for x in known) and bool(known[-1])
 
 
 def _measured_share(config: Mapping[str, Any], alike: Sequence[RunRecord]) -> float | None:
@@ -175,6 +228,10 @@ def _measured_share(config: Mapping[str, Any], alike: Sequence[RunRecord]) -> fl
     return float(config["selector"]["ratio"]) * statistics.median(balance) if balance else None
 
 
-def _place(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    trainer = config["trainer"]
-    return config["model"]["name"], config["data"]["name"], config["data"]["max_rows"], trainer["workers"], trainer["max_length"]
+def _place(config: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What runs have in common whose seconds can be compared; None for a configuration that lacks it."""
+    try:
+        trainer, data = config["trainer"], config["data"]
+        return config["model"]["name"], data["name"], data["max_rows"], trainer["workers"], trainer["max_length"]
+    except (KeyError, TypeError):
+        return None

@@ -6,13 +6,32 @@ other for every committed record.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from clusterft.records import RunRecord
 
-SELECTORS = ("full", "random", "cluster", "ifd", "less", "s2l")
+SELECTORS = {
+    "baselines.full_data.FullSelector": "full",
+    "baselines.random_choice.RandomSelector": "random",
+    "clusterft.cluster.ClusterSelector": "cluster",
+    "baselines.ifd.IfdSelector": "ifd",
+    "baselines.less.LessSelector": "less",
+    "baselines.s2l.S2LSelector": "s2l",
+}
+"""The methods whose passes are known beforehand. A method of the user's own is known by its runs alone."""
+
+FEATURE_KEYS = {
+    "cluster": ("proxy",),
+    "ifd": ("precision", "score_eos", "pre_experience"),
+    "less": ("gradients",),
+    "s2l": ("proxy",),
+}
+"""The settings of a method that its features depend on; the rest only chooses among rows."""
+
 LAYERS = 10
 """Layers from the end that the proxy `last_layers` takes if its configuration says nothing (`clusterft.proxy.FeatureParams`)."""
 
@@ -25,56 +44,90 @@ class Passes:
     backward: float = 0.0
     proxy: Mapping[str, Any] | None = None
 
+    def __bool__(self) -> bool:
+        return bool(self.forward or self.backward)
+
     def __str__(self) -> str:
         parts = [f"{count:.3g} N {word}" for count, word in ((self.forward, "forward"), (self.backward, "backward")) if count]
         return (", ".join(parts) or "none") + (f", of the proxy {self.proxy['name']}" if self.proxy and parts else "")
 
 
 def selection_passes(config: Mapping[str, Any]) -> Passes:
-    """What one selection will take. Raises KeyError for a method that is not one of `SELECTORS`, or a pool of unknown size.
+    """What one selection will take. Raises KeyError for a method that is not one of `SELECTORS`, or a size that is asked for and unknown.
 
     LESS: one epoch of gradients over the pool and the validation rows for each of its checkpoints, after a warm-up of as many epochs
     on a part of the pool. Validation sets that come by subtask are left out: a hundred rows or so.
     S2L: epochs of training of its proxy, and one pass for each point of a trajectory. IFD: with and without the instruction.
     """
-    selector, rows, name = config["selector"], pool_rows(config), selector_name(config)
-    if name not in SELECTORS:
-        raise KeyError(f"selector {name}")
+    selector, name = config["selector"], selector_name(config)
     if name == "cluster":
-        proxy = selector["proxy"]
-        depth = {"lora_b": 1.0, "last_layers": proxy.get("layers", LAYERS) / config["model"]["shape"]["num_hidden_layers"]}
-        return Passes(1.0, depth.get(proxy["proxy"], 0.0))
+        return _proxy_passes(selector["proxy"], config)
     if name == "ifd":
         before = selector["pre_experience"]
         if before is None:
             return Passes(2.0)
-        trained = before["epochs"] * before["clusters"] * before["per_cluster"] / rows
+        trained = before["epochs"] * min(1.0, before["clusters"] * before["per_cluster"] / pool_rows(config))
         return Passes(3.0 + trained, trained)
     if name == "less":
         settings, validation = selector["gradients"], config["data"]["validation"]
-        asked = validation["rows"] / rows if validation["kind"] == "heldout" else 0.0
+        asked = validation["rows"] / pool_rows(config) if validation["kind"] == "heldout" else 0.0
         each = settings["training"]["epochs"] * (1.0 + settings["warmup_fraction"] + asked)
         return Passes(each, each)
     if name == "s2l":
         settings = selector["proxy"]
         epochs = float(settings["training"]["epochs"])
         return Passes(epochs + settings["points"], epochs, _proxy(config))
-    return Passes()
+    if name in ("full", "random"):
+        return Passes()
+    raise KeyError(f"selector {name}")
+
+
+def _proxy_passes(proxy: Mapping[str, Any], config: Mapping[str, Any]) -> Passes:
+    """CluSTER's signal: a forward pass, and a backward one through the layers whose gradient it is."""
+    if proxy["proxy"] == "lora_b":
+        return Passes(1.0, 1.0)
+    if proxy["proxy"] == "last_layers":
+        return Passes(1.0, min(1.0, proxy.get("layers", LAYERS) / config["model"]["shape"]["num_hidden_layers"]))
+    return Passes(1.0)
+
+
+def feature_passes(config: Mapping[str, Any]) -> dict[str, Passes]:
+    """Key of a feature -> its passes: the method's own, and CluSTER's where they set the budget. Runs with equal keys share one pass.
+
+    Raises KeyError like `selection_passes`.
+    """
+    selector, name = config["selector"], selector_name(config)
+    found = {}
+    if own := selection_passes(config):
+        found[_feature_key(name, {key: selector[key] for key in FEATURE_KEYS[name]}, config)] = own
+    if selector["budget"] == "match_cluster":
+        proxy = config["clustering"]["proxy"]
+        found.setdefault(_feature_key("cluster", {"proxy": proxy}, config), _proxy_passes(proxy, config))
+    return found
+
+
+def own_feature_key(config: Mapping[str, Any]) -> str:
+    """The first key of `feature_passes`; "" for a method without passes."""
+    return next(iter(feature_passes(config)), "") if selection_passes(config) else ""
+
+
+def _feature_key(name: str, settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    place = [config["data"], config["model"], config["trainer"].get("max_length")]
+    return json.dumps([name, settings, *place], sort_keys=True, default=str)
 
 
 def counted_passes(record: RunRecord) -> Passes | None:
     """What a run that was made counted, over all its selections; None where it did not count."""
     forward, backward = (record.cost.get(f"{word}_passes") for word in ("forward", "backward"))
-    if forward is None or backward is None:
+    rows = record.selection.get("pool_rows")
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in (forward, backward, rows)) or not rows:
         return None
-    rows = record.selection["pool_rows"]
     return Passes(forward / rows, backward / rows, _proxy(record.config))
 
 
 def _proxy(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The model of `selector.proxy.model`, where a method has one of its own."""
-    proxy = config["selector"].get("proxy") or {}
-    return proxy.get("model") or None
+    """The model of S2L's proxy, where it is another than the run's own."""
+    return (config["selector"]["proxy"].get("model") or None) if selector_name(config) == "s2l" else None
 
 
 def parameters(shape: Mapping[str, Any]) -> float:
@@ -97,12 +150,9 @@ def pool_rows(config: Mapping[str, Any]) -> float:
 
 
 def selector_name(config: Mapping[str, Any]) -> str:
-    """full, random, less, s2l, ifd or cluster: the last word of the selector's target, or its own `name`."""
+    """full, random, less, s2l, ifd or cluster; of a method of the user's own its `name`, else its target."""
     selector = config["selector"]
     if selector.get("name"):
         return str(selector["name"])
-    target = str(selector["_target_"]).lower()
-    for name in SELECTORS:
-        if name in target.rsplit(".", 1)[-1]:
-            return name
-    raise KeyError(f"selector {target}")
+    target = str(selector.get("_target_"))
+    return SELECTORS.get(target, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,24 @@ from rich.console import Console
 
 from clusterft.memory_plan import memory_lines
 from experiments.analysis import make_table
-from experiments.committed import check, render
+from experiments.committed import check, loses, render
 from experiments.composing import Composer
 from experiments.cost_model import CostModel, hardware_for
 from experiments.pages import write_pages
 from experiments.plan import Plan, PlannedCell, combine, describe, plan
 from experiments.recordstore import Records, export_artifacts, export_records, load_records
 from experiments.render import explain
-from experiments.resolve import DROPPED, ROOT, Resolver, available_selectors, experiment_file, narrowed
+from experiments.resolve import DROPPED, ROOT, Resolver, available_selectors, experiment_file, narrowed, settings
 from experiments.results import write_results
 from experiments.running import Job, Preflight, Run, run_jobs
-from experiments.spec import ExperimentConfig, artifacts_of, load_spec, override_key
+from experiments.spec import ExperimentConfig, artifacts_of, expand, load_spec, override_key
 from experiments.status import show_status
 from experiments.table import Table
 from experiments.terminal import print_table
 
 ALL = "all"
+RESULTS = "results"
+"""The folder that the pages are about; tables in another one stand for themselves."""
 SHARED = ("experiment", "scale")
 """Overrides under which other tables are planned when a table tells what it shares with them."""
 
@@ -59,7 +62,8 @@ class Driver:
         self.available = available_selectors()
         self.runs_dir = Path(cfg.runtime.runs_dir)
         self.hardware = hardware_for(cfg.runtime.device)
-        self.results = ROOT / "results" / self.scale
+        self.results = ROOT / cfg.runtime.results_dir / self.scale
+        self.settings = settings(overrides)
 
     def plan(self, records: Records, *, costs: bool = True) -> Plan:
         """What is complete, missing, failed; reads only the records. costs: with estimates for what is missing."""
@@ -83,7 +87,12 @@ class Driver:
 
     def table(self, records: Records) -> Table:
         """required and complete. For a real run from this machine's run directories, never from committed results."""
-        return make_table(self.spec, self.resolve, records, self.available, self.scale, self.scale_note)
+        table = make_table(self.spec, self.resolve, records, self.available, self.scale, self.scale_note)
+        axes = {
+            override_key(o) for cell in expand(self.spec) for o in cell.overrides
+        }  # an axis keeps its values, whatever is asked
+        changed = [o for o in self.settings if override_key(o) not in axes]
+        return replace(table, notes=(*table.notes, f"settings of the command line: {', '.join(changed)}")) if changed else table
 
     def committed(self) -> Records:
         """The records that are committed beside this scale's tables."""
@@ -209,7 +218,7 @@ def say_why(every: Sequence[Driver], records: Records, asked: Sequence[str], con
         )
     (one,) = every
     here = any(records.run(run_id).stored for run_id in one.plan(records, costs=False).run_ids)
-    place = one.runs_dir if here else (one.results / "records").relative_to(ROOT)
+    place = one.runs_dir if here else shown(one.results / "records")
     try:
         text = explain(one.table(records if here else one.committed()), *asked)
     except KeyError as problem:
@@ -235,12 +244,26 @@ def finish(every: Sequence[Driver], measure: Measure, console: Console) -> list[
                 )
     for one in every:
         table = one.table(records)
+        if one.settings and loses(table, one.results):
+            print_table(table, console)
+            console.print(
+                f"not written: {shown(one.results / one.spec.id)}.* are the results without {', '.join(one.settings)} and stay as they "
+                "are; runtime.results_dir=FOLDER writes these to another folder",
+                markup=False, highlight=False,
+            )  # fmt: skip
+            continue
         written = write_results(table, one.spec, one.results)
         export(one, records)
         print_table(table, console)
-        console.print(f"written: {', '.join(str(p.relative_to(ROOT)) for p in written)}", markup=False)
-    write_pages(ROOT, every[0].scale)
+        console.print(f"written: {', '.join(map(shown, written))}", markup=False)
+    if every[0].results.parent.name == RESULTS:
+        write_pages(every[0].results.parents[1], every[0].scale)
     return failed
+
+
+def shown(path: Path) -> str:
+    """A path as a person reads it: from the project's root where it lies below it."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def export(one: Driver, records: Records) -> None:

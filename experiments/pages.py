@@ -33,7 +33,7 @@ def index_markdown(scale: str, tables: Mapping[str, Table], records: Records) ->
     runs = records.runs()
     rows = ["| Experiment | What | State | Files |", "|---|---|---|---|"]
     for table in tables.values():
-        state = "complete" if table.final else f"not final, {len(table.problems)} things are missing"
+        state = "complete" if table.final else "not final, see there what is missing"
         kinds = " · ".join(f"[{kind}]({table.id}.{kind})" for kind in ("csv", "tex", "json"))
         rows.append(f"| [{table.id}]({table.id}.md) | {table.title} | {state} | {kinds} |")
     parts = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiments.artifacts import missing_artifacts
-from experiments.cost_model import CostModel
+from experiments.cost_model import CostModel, Estimate
 from experiments.grid import array_string, equal_configs
 from experiments.recordstore import Records
 from experiments.spec import NOT_BUILT, Cell, ExperimentConfig, artifacts_of, expand, not_built
@@ -25,16 +25,14 @@ class PlannedCell:
     """A cell with its run.
 
     state   complete | missing | failed | conflict | not built yet; reason says why when it is not complete
-    seconds estimated wall seconds still to run: 0 for complete cells and for the second cell of one run
-    source  where the estimate comes from: measured (similar runs) | model | ""
+    estimate  what is still to run: nothing for complete cells and for the second cell of one run
     """
 
     cell: Cell
     run_id: str | None
     state: str
     reason: str = ""
-    seconds: float = 0.0
-    source: str = ""
+    estimate: Estimate = field(default_factory=Estimate)
     artifacts: tuple[str, ...] = ()
     shared_with: tuple[str, ...] = ()
 
@@ -70,7 +68,7 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        return sum(c.seconds for c in self.cells) / 3600
+        return _hours([c.estimate for c in self.cells])
 
     @property
     def complete(self) -> bool:
@@ -97,6 +95,7 @@ def plan(
     """The plan of one experiment. `available`: selectors that exist (None: all); `cost`: estimates (None: no hours)."""
     planned: list[PlannedCell] = []
     counted: set[str] = set()
+    made: set[str] = set()  # features that complete runs have left
     for cell in expand(spec):
         reason = not_built(spec, cell, available)
         if reason is not None:
@@ -104,13 +103,15 @@ def plan(
             continue
         run_id, config = resolve(cell.overrides)
         run = records.run(run_id)
-        seconds, source = 0.0, ""
+        estimate = Estimate()
         if cost is not None and run.state in ("missing", "failed") and run_id not in counted:
-            seconds, source = cost.run_seconds(config)
+            estimate = cost.estimate(config)
             counted.add(run_id)
+        elif cost is not None and run.state == "complete":
+            made |= cost.estimate(config).features.keys()
         lacking = missing_artifacts(run.artifacts, artifacts_of(spec, cell.row)) if run.state == "complete" else ()
-        planned.append(PlannedCell(cell, run_id, run.state, run.reason, seconds, source, lacking))
-    return Plan(spec, tuple(planned))
+        planned.append(PlannedCell(cell, run_id, run.state, run.reason, estimate, lacking))
+    return Plan(spec, tuple(replace(c, estimate=c.estimate.without(made)) if made else c for c in planned))
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,19 @@ class PlanSet:
     @property
     def hours(self) -> float:
         """Hours still to run; a run that several experiments need counts once."""
-        seconds: dict[str, float] = {}
+        estimates: dict[str, Estimate] = {}
         for one in self.plans.values():
             for planned in one.to_run:
                 assert planned.run_id is not None
-                seconds[planned.run_id] = max(planned.seconds, seconds.get(planned.run_id, 0.0))
-        return sum(seconds.values()) / 3600
+                estimates.setdefault(planned.run_id, planned.estimate)
+        return _hours(estimates.values())
+
+
+def _hours(estimates: Iterable[Estimate]) -> float:
+    """Of several runs; the work that some of them share counts once."""
+    estimates = list(estimates)
+    features = {key: seconds for one in estimates for key, seconds in one.features.items()}
+    return (sum(one.seconds for one in estimates) + sum(features.values())) / 3600
 
 
 def combine(plans: Iterable[Plan]) -> PlanSet:

@@ -118,6 +118,12 @@ def narrowed(cells: Iterable[Cell], overrides: Sequence[str]) -> list[Cell]:
     return kept
 
 
+def settings(overrides: Sequence[str]) -> list[str]:
+    """The overrides of the command line that can make other runs than the experiment's own: neither places nor what chooses cells."""
+    plain = (*WHOLE, *CONTROL, "experiment.members")
+    return [o for o in overrides if override_key(o) not in plain and not override_key(o).startswith(("runtime", "hydra"))]
+
+
 def _agree(one: str, other: str) -> bool:
     values = [text.split("=", 1)[1].strip("'\"") for text in (one, other)]
     try:

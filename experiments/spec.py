@@ -51,6 +51,7 @@ SCORES, AVERAGE = "scores", "average"
 class ScalePatch:
     """What another scale replaces in an experiment; a field that is left out stays as it is."""
 
+    title: str | None = None
     rows: dict[str, list[str]] | None = None
     columns: dict[str, list[str]] | None = None
     common: list[str] | None = None

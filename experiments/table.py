@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from experiments.reported import Reported
 from experiments.statistics import mean_sd, t_interval
 
 OK, INCOMPLETE, NOT_APPLICABLE = "ok", "incomplete", "not applicable"
+
+
+class Told(str):
+    """Why a seed has no value where nothing is wrong with its run, or where another line of the table is named for it."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Difference:
-    """Ours minus the reference, paired by seed, in the unit of the column. `verdict` counts better as up, whatever the unit."""
+    """Ours minus the reference, paired by seed, in the unit of the column. `verdict` counts better as up, whatever the unit.
+
+    n: seeds that both have; planned: seeds that both should have, 0 where the value that it belongs to says so
+    """
 
     mean: float
     interval: tuple[float, float] | None
     n: int
     verdict: str
+    planned: int = 0
 
 
 @dataclass(frozen=True)
 class Value:
     """One cell. state: ok | incomplete (seeds are absent) | not applicable (the reference against itself) | why there is none.
 
-    by_seed  seed -> value, only those that exist; run_ids: seed -> run; problems: seed -> why it has no value
+    by_seed  seed -> value, only those that exist; run_ids: seed -> run
+    problems seed -> why it has no value; a reason that is `Told` is no problem of the table
     """
 
     planned: int
@@ -54,6 +63,10 @@ class Value:
     within_noise: bool = False
     difference: Difference | None = None
     text: str | None = None  # for columns of unit text
+
+    def __post_init__(self) -> None:
+        if self.difference is not None and self.difference.planned != self.planned:
+            object.__setattr__(self, "difference", replace(self.difference, planned=self.planned))
 
     @property
     def n(self) -> int:

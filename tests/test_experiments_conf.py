@@ -72,13 +72,12 @@ def resolver(experiment: str, scale: str | None) -> Resolver:
 
 def device_hours(plans: PlanSet | Plan) -> float:
     """H100-hours of every run of some plans, each once, by the cost model."""
-    model = CostModel()
-    hours: dict[str, float] = {}
+    configs: dict[str, Any] = {}
     for one in plans.plans.values() if isinstance(plans, PlanSet) else [plans]:
         for planned in one.cells:
-            if planned.run_id is not None and planned.run_id not in hours:
-                hours[planned.run_id] = model.device_hours(resolver(one.spec.id, None)(planned.cell.overrides)[1])
-    return sum(hours.values())
+            if planned.run_id is not None and planned.run_id not in configs:
+                configs[planned.run_id] = resolver(one.spec.id, None)(planned.cell.overrides)[1]
+    return CostModel().device_hours(configs.values())
 
 
 def test_there_is_one_file_for_every_table_and_figure() -> None:

@@ -126,6 +126,7 @@ class RuntimeConfig:
     launcher: str = MISSING  # spawn | torchrun | srun
     keep_model: bool = MISSING  # keep the trained weights after evaluation
     progress: bool = MISSING
+    results_dir: str = "results"  # of tables; below it a folder for each scale
     wandb: str = MISSING  # auto (offline where it is installed) | online | offline | disabled
 
 

@@ -27,18 +27,27 @@ _PACKAGES = (
 )
 
 
+_RESULTS = ("results", "docs/findings.md")
+"""What a finished table writes: no run reads it, and the next one must not count as made from changed sources for it."""
+
+
 @functools.cache
 def commit() -> tuple[str, bool]:
     """The commit of the source tree and whether it had uncommitted changes; ("unknown", True) outside a git checkout."""
-    root = Path(__file__).resolve().parents[2]
+    return commit_of(Path(__file__).resolve().parents[2])
+
+
+def commit_of(root: Path) -> tuple[str, bool]:
+    """`commit` of any source tree. Changes of results alone do not count."""
+    paths = [".", *(f":(exclude){name}" for name in _RESULTS)]
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-        status = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True
-        ).stdout
+        return _git(root, "rev-parse", "HEAD"), bool(_git(root, "status", "--porcelain", "-uno", "--", *paths))
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
-    return head, bool(status.strip())
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @functools.cache

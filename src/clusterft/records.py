@@ -270,8 +270,9 @@ class RunRecord:
         if data.get("schema") != RECORD_SCHEMA:
             raise ValueError(f"record schema {data.get('schema')!r} is not {RECORD_SCHEMA}")
         for name, kind in _RECORD_TYPES.items():
-            if not isinstance(data.get(name), kind) or isinstance(data.get(name), bool):
-                raise ValueError(f"its {name} is {data.get(name)!r}")
+            value = data.get(name, {} if name == "inputs" else None)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"its {name} is {value!r}")
         if not all(isinstance(m, Mapping) for m in data["metrics"]):
             raise ValueError("its metrics are no list of objects")
         return cls(**{**data, "metrics": tuple(Metric(**m) for m in data["metrics"])})
@@ -284,14 +285,16 @@ def parse_record(data: Any) -> tuple[RunRecord, dict[str, Any]]:
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("metrics"), list):
         return RunRecord.from_json(data), {}
-    good, bad = [], {}
-    for metric in data["metrics"]:
-        value = metric["value"]
-        if isinstance(value, int | float) and math.isfinite(value):
-            good.append(metric)
-        else:
-            bad[f"{metric['task']}/{metric['name']}"] = value
-    return RunRecord.from_json({**data, "metrics": good}), bad
+    odd = [m for m in data["metrics"] if isinstance(m, Mapping) and not is_number(m.get("value"))]
+    RunRecord.from_json({**data, "metrics": [{**m, "value": 0.0} for m in odd]})  # but for their value they have to be metrics
+    good = [m for m in data["metrics"] if not any(m is one for one in odd)]
+    return RunRecord.from_json({**data, "metrics": good}), {f"{m['task']}/{m['name']}": m.get("value") for m in odd}
 
 
-_RECORD_TYPES = {"run_id": str, "status": str, "config": Mapping, "seed": int, "metrics": list, "cost": Mapping}
+def is_number(value: Any) -> bool:
+    """Whether a value out of JSON is a finite number that a float holds. Neither true nor false is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+_RECORD_TYPES = {"run_id": str, "status": str, "config": Mapping, "seed": int, "commit": str, "dirty": bool, "metrics": list}
+_RECORD_TYPES |= dict.fromkeys(("packages", "hardware", "selection", "train", "cost", "inputs"), Mapping)
