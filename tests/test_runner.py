@@ -117,6 +117,22 @@ def test_four_processes_and_one_that_carries_four_workers_give_the_same_run(fold
     assert (generated / "samples.jsonl").read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["selector.proxy.proxy=output_gradient", "selector.solver=released"])
+def test_another_signal_or_solver_chooses_as_many_rows_as_the_paper_s(folder, change):
+    """`clustering` sets the number of rows, also for a selector that clusters by itself in another way; its own work alone is counted."""
+    paper = run_one(smoke(folder, "selector=cluster"))
+    cfg = smoke(folder, "selector=cluster", change)
+    other = run_one(cfg)
+    assert other.run_id != paper.run_id
+    assert other.selection["budget"] == paper.selection["budget"]
+    assert other.cost["forward_passes"] == paper.cost["forward_passes"] == paper.selection["pool_rows"]
+    kept = [set(read_selection(folder / "runs" / r.run_id / "selection").ids) for r in (paper, other)]
+    assert kept[0] != kept[1] and len(kept[0]) == len(kept[1])
+    whole = {spec.name for spec in stages.needed_features(cfg)}
+    assert whole == {"gradient_proxy"} and len(stages.needed_features(cfg)) == (1 if "solver" in change else 2)
+
+
 def test_a_failed_stage_leaves_a_failed_record_with_the_reason(tmp_path):
     cfg = smoke(tmp_path, "clustering.n_clusters=500")
     with pytest.raises(ValueError, match="500"):

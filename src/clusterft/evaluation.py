@@ -19,6 +19,7 @@ from clusterft.config import load_frozen
 from clusterft.distributed import Dist
 from clusterft.interfaces import EvalContext
 from clusterft.records import Metric
+from clusterft.targets import build
 
 
 def evaluators(cfg: DictConfig, ready: stages.Prepared | None = None, dist: Dist | None = None) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def evaluators(cfg: DictConfig, ready: stages.Prepared | None = None, dist: Dist
         dist=dist,
     )
     nodes = OmegaConf.to_container(cfg.evaluators, resolve=True)
-    return {name: stages.build(f"evaluators.{name}", node, context=context) for name, node in nodes.items()}
+    return {name: build(f"evaluators.{name}", node, context=context) for name, node in nodes.items()}
 
 
 def evaluate(cfg: DictConfig, ready: stages.Prepared, run_dir: Path) -> list[Metric]:

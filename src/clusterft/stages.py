@@ -6,7 +6,6 @@ resumes by itself. `runner.run_one` strings them together; the `..._entry` funct
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from collections.abc import Mapping
@@ -15,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from clusterft import launch
@@ -36,6 +33,7 @@ from clusterft.row_io import read_rows, write_rows
 from clusterft.seeding import generator, seed_hash
 from clusterft.segments import selection_folder
 from clusterft.selection_io import read_selection, write_selection
+from clusterft.targets import build
 from clusterft.tracking import wandb_tracker
 from clusterft.validation import Validation, cut_heldout, subtasks_elsewhere
 
@@ -99,23 +97,6 @@ def make_selector(cfg: DictConfig) -> Selector:
     return build("selector", node)
 
 
-def build(where: str, node: dict[str, Any], **more: Any) -> Any:
-    """Makes the object that a configuration node names by its `_target_`. Unlike hydra's `instantiate`, errors keep their own sentence.
-
-    Raises ValueError for a target that cannot be imported or for parameters that it does not take.
-    """
-    parameters = {k: v for k, v in node.items() if k != "_target_"} | more
-    try:
-        target = get_object(node["_target_"])
-    except (KeyError, ImportError, InstantiationException) as problem:
-        raise ValueError(f"{where}._target_ {node.get('_target_')!r} cannot be imported: {problem}") from problem
-    try:
-        inspect.signature(target).bind(**parameters)
-    except TypeError as problem:
-        raise ValueError(f"{where}: {problem}; {node['_target_']} takes {inspect.signature(target)}") from problem
-    return target(**parameters)
-
-
 def cluster_selector(cfg: DictConfig) -> ClusterSelector:
     """CluSTER with the run's clustering: what the budget rule `match_cluster` asks for the number of rows."""
     node = OmegaConf.to_container(cfg.clustering, resolve=True)
@@ -123,11 +104,14 @@ def cluster_selector(cfg: DictConfig) -> ClusterSelector:
 
 
 def needed_features(cfg: DictConfig) -> list[FeatureSpec]:
-    """Features of the selector and, for `match_cluster`, of CluSTER; each once."""
-    specs = list(make_selector(cfg).feature_specs())
-    if cfg.selector.budget == "match_cluster":
-        specs += [s for s in cluster_selector(cfg).feature_specs() if s not in specs]
-    return specs
+    """Features of the selector, then those that set its number of rows; each once. Two may bear one name, of different signals."""
+    own = list(make_selector(cfg).feature_specs())
+    return own + [s for s in budget_features(cfg) if s not in own]
+
+
+def budget_features(cfg: DictConfig) -> list[FeatureSpec]:
+    """What the clusters of `match_cluster` are made from."""
+    return list(cluster_selector(cfg).feature_specs()) if cfg.selector.budget == "match_cluster" else []
 
 
 def feature_context(cfg: DictConfig, ready: Prepared, dist: Dist) -> FeatureContext:
@@ -171,14 +155,19 @@ def feature_store(cfg: DictConfig) -> FeatureStore:
 
 
 def features(cfg: DictConfig, ready: Prepared, *, dist: Dist | None = None) -> dict[str, Feature]:
-    """Every needed feature, computed or loaded. With several feature processes the work runs in those, then is read here."""
+    """Every needed feature, computed (by the feature processes) or loaded; of two with one name the selector's own."""
     specs = needed_features(cfg)
-    store = feature_store(cfg)
+    if dist is None and cfg.runtime.feature_processes > 1:
+        store, context = feature_store(cfg), feature_context(cfg, ready, single_process(cfg.runtime.device))
+        if not all(store.complete(spec, context) for spec in specs):
+            run_on_workers(cfg, "features", processes=cfg.runtime.feature_processes, threads=cfg.runtime.feature_threads)
+    return _loaded(specs, cfg, ready, dist)
+
+
+def _loaded(specs: list[FeatureSpec], cfg: DictConfig, ready: Prepared, dist: Dist | None = None) -> dict[str, Feature]:
+    """By name, computed where missing; of two with one name the first."""
     context = feature_context(cfg, ready, dist or single_process(cfg.runtime.device))
-    missing = [s for s in specs if not store.complete(s, context)]
-    if missing and dist is None and cfg.runtime.feature_processes > 1:
-        run_on_workers(cfg, "features", processes=cfg.runtime.feature_processes, threads=cfg.runtime.feature_threads)
-    return compute(specs, context, store)
+    return {name: its for spec in reversed(specs) for name, its in compute([spec], context, feature_store(cfg)).items()}
 
 
 def budget_rows(cfg: DictConfig, ready: Prepared, have: Mapping[str, Feature]) -> int:
@@ -213,7 +202,8 @@ def select(cfg: DictConfig, ready: Prepared, run_dir: Path) -> tuple[Selection, 
         clusters.check(len(ready.pool), budget)
     have = features(cfg, ready)
     own = [spec.name for spec in selector.feature_specs()]
-    budget = budget_rows(cfg, ready, have) if budget is None else budget
+    if budget is None:
+        budget = budget_rows(cfg, ready, _loaded(budget_features(cfg), cfg, ready))
     started, cpu_started = time.perf_counter(), time.process_time()
     chosen = selector.choose(ready.pool, {name: have[name] for name in own}, budget, generator(cfg.seed, "choose"))
     choose_seconds, choose_cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started

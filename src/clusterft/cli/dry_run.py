@@ -74,9 +74,9 @@ def measure(cfg: DictConfig, ready: Any) -> Measured | None:
     for _ in range(2):  # the first pass compiles and allocates; where it is long, that no longer matters
         with tempfile.TemporaryDirectory() as scratch:
             started = time.perf_counter()
-            have = compute(specs, context, FeatureStore(Path(scratch)))
+            have = [f for spec in specs for f in compute([spec], context, FeatureStore(Path(scratch))).values()]
             seconds = time.perf_counter() - started
-            width = sum(f.rows.dtype.itemsize * f.rows.shape[1] for f in have.values())
+            width = sum(f.rows.dtype.itemsize * f.rows.shape[1] for f in have)
             del have
         if seconds > LONG_SECONDS:
             break
