@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.console import Console
 from experiments.pages import write_pages
 from experiments.reading import read_table
 from experiments.recordstore import Records
+from experiments.render import check_outputs
 from experiments.resolve import narrowed
 from experiments.results import check_results, write_results
 from experiments.table import Table
@@ -46,7 +46,7 @@ def check(every: Sequence[Driver], console: Console) -> None:
 def render(every: Sequence[Driver], console: Console) -> None:
     """Writes the committed results again from the committed records: what a change of the tables' code needs where the runs are not.
 
-    Raises ValueError, and writes nothing, when no table of those asked for is committed at this scale, or when one would lose a run.
+    Raises ValueError, and writes nothing, when no table of those asked for is committed at this scale, or when one must stay (`why_kept`).
     """
     records = every[0].committed()
     there = [one for one in every if is_made(one, records)]
@@ -56,29 +56,44 @@ def render(every: Sequence[Driver], console: Console) -> None:
             f"{', '.join(one.spec.id for one in every)}; leave it out to make the runs"
         )
     tables = {one.spec.id: one.table(records) for one in there}
-    lost = [one.spec.id for one in there if loses(tables[one.spec.id], one.results)]
-    if lost:
-        raise ValueError(
-            f"{', '.join(lost)}: the committed table shows runs that these settings do not name, or whose records are gone; nothing was "
-            "written. Leave render=true out to make the runs"
-        )
+    kept = {one.spec.id: why for one in there if (why := why_kept(tables[one.spec.id], one, rendered=True))}
+    if kept:
+        raise ValueError(f"{'; '.join(f'{name}: {why}' for name, why in kept.items())}; nothing was written")
     for one in there:
         write_results(tables[one.spec.id], one.spec, one.results)
-    write_pages(there[0].results.parents[1], there[0].scale)
+    if there[0].has_pages:
+        write_pages(there[0].results.parents[1], there[0].scale)
     console.print(f"written from the committed records: {', '.join(tables)}", markup=False, highlight=False)
 
 
-def loses(table: Table, folder: Path) -> bool:
-    """Whether writing `table` to `folder` would take a run away from the table that is there."""
-    path = folder / f"{table.id}.json"
-    if not path.exists():
-        return False
-    before = read_table(path)
-    return not run_ids(before) <= run_ids(table) or (before.final and not table.final)
+def why_kept(table: Table, one: Driver, *, rendered: bool = False) -> str:
+    """Why the table in the results folder stays as it is; "" where `table` may take its place. A file that cannot be read may.
+
+    rendered: from committed records, so that no run may get lost. With settings of the command line none may either, nor may a table
+    that was made without them change.
+    """
+    try:
+        before = read_table(one.results / f"{table.id}.json")
+    except (FileNotFoundError, ValueError):
+        return ""
+    if before.final and not table.final:
+        return "the table there is complete, this one is not"
+    if (made_of(before) & run_ids(table)) - made_of(table):
+        return "the table there has runs that are not here"
+    if (rendered or one.settings) and not run_ids(before) <= run_ids(table):
+        return "the table there shows runs that these settings do not name"
+    if one.settings and one.note_of(before) != one.note_of(table) and check_outputs(table, one.results):
+        return f"the table there was made without {', '.join(one.settings)}"
+    return ""
 
 
 def run_ids(table: Table) -> set[str]:
     return {run_id for _, _, value in table.cells() for run_id in value.run_ids.values()}
+
+
+def made_of(table: Table) -> set[str]:
+    """Runs that gave a table a number."""
+    return {value.run_ids[seed] for _, _, value in table.cells() for seed in value.by_seed if seed in value.run_ids}
 
 
 def is_made(one: Driver, records: Records) -> bool:

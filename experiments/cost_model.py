@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterft.records import RunRecord
-from experiments.cost_passes import Passes, feature_passes, parameters, pool_rows, selection_passes, selector_name
+from experiments.cost_passes import (
+    Passes,
+    feature_passes,
+    own_feature_key,
+    parameters,
+    pool_rows,
+    selection_passes,
+    selector_name,
+)
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,16 @@ class CostModel:
             stages, features = self.stages(config), self.features(config)
         except (KeyError, TypeError):
             stages, features = {}, {}
-        own = self._measured_selection(config)
-        if own is not None and features and selection_passes(config):
-            features[next(iter(features))] = own
+        passes = self._measured_passes(config)
+        features |= {key: passes[key] for key in features if key in passes}
+        once = next(iter(features.values()), 0.0) if features and selection_passes(config) else 0.0
+        again = (self.selections(config) - 1) * once
         seconds = self._from_measured(config)
         if seconds is not None:
-            return Estimate(seconds + (0.0 if features else own or 0.0), features, "measured")
-        again = (self.selections(config) - 1) * stages["selection"] if stages else 0.0
+            alone = (
+                0.0 if stages else passes.get(selector_name(config), 0.0)
+            )  # a method of the user's own shares nothing that is known
+            return Estimate(seconds + again + alone, features, "measured")
         return Estimate(again + stages["training"] + stages["evaluation"], features, "model") if stages else Estimate()
 
     def features(self, config: Mapping[str, Any]) -> dict[str, float]:
@@ -206,10 +217,17 @@ class CostModel:
         evaluation = statistics.median(r.cost["evaluation_seconds"] for r in alike)
         return statistics.median(per_unit) * share * float(config["trainer"]["epochs"]) + evaluation
 
-    def _measured_selection(self, config: Mapping[str, Any]) -> float | None:
-        name = selector_name(config)
-        same = [r.cost["selection_seconds"] for r in self._alike(config) if selector_name(r.config) == name]
-        return statistics.median(same) if same else None
+    def _measured_passes(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Key of a feature, or name of a method of the user's own -> seconds of one selection, the median of the runs like this one."""
+        seconds: dict[str, list[float]] = {}
+        for r in self._alike(config):
+            try:
+                key = own_feature_key(r.config)
+            except (KeyError, TypeError):
+                key = selector_name(r.config)
+            times = 1 + len(r.selection.get("reselections") or ())
+            seconds.setdefault(key, []).append(r.cost["selection_seconds"] / times)
+        return {key: statistics.median(its) for key, its in seconds.items()}
 
 
 def _is_timed(record: RunRecord) -> bool:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from clusterft.memory_plan import memory_lines
 from experiments.analysis import make_table
-from experiments.committed import check, loses, render
+from experiments.committed import check, render, why_kept
 from experiments.composing import Composer
 from experiments.cost_model import CostModel, hardware_for
 from experiments.pages import write_pages
@@ -27,7 +27,7 @@ from experiments.plan import Plan, PlannedCell, combine, describe, plan
 from experiments.recordstore import Records, export_artifacts, export_records, load_records
 from experiments.render import explain
 from experiments.resolve import DROPPED, ROOT, Resolver, available_selectors, experiment_file, narrowed, settings
-from experiments.results import write_results
+from experiments.results import refuse_unwritable, write_results
 from experiments.running import Job, Preflight, Run, run_jobs
 from experiments.spec import ExperimentConfig, artifacts_of, expand, load_spec, override_key
 from experiments.status import show_status
@@ -37,6 +37,7 @@ from experiments.terminal import print_table
 ALL = "all"
 RESULTS = "results"
 """The folder that the pages are about; tables in another one stand for themselves."""
+SETTINGS = "settings of the command line"
 SHARED = ("experiment", "scale")
 """Overrides under which other tables are planned when a table tells what it shares with them."""
 
@@ -62,7 +63,10 @@ class Driver:
         self.available = available_selectors()
         self.runs_dir = Path(cfg.runtime.runs_dir)
         self.hardware = hardware_for(cfg.runtime.device)
-        self.results = ROOT / cfg.runtime.results_dir / self.scale
+        if not str(cfg.runtime.results_dir).strip():
+            raise ValueError("runtime.results_dir is empty; name a folder, or leave it out for results/")
+        self.results = ROOT / Path(cfg.runtime.results_dir).expanduser() / self.scale
+        self.has_pages = self.results.parent == ROOT / RESULTS
         self.settings = settings(overrides)
 
     def plan(self, records: Records, *, costs: bool = True) -> Plan:
@@ -78,6 +82,10 @@ class Driver:
                 f"cell={cell} is outside 0 ... {len(planned.cells) - 1}, the cells of {self.spec.id}; nothing was started"
             )
         kept = {c.index for c in narrowed([c.cell for c in planned.cells], self.overrides)}
+        if cell is not None and cell not in kept:
+            raise ValueError(
+                f"cell={cell} is {planned.cells[cell].cell.name}, which the command line leaves out; nothing was started"
+            )
         chosen = [c for c in planned.cells if c.cell.index in kept and cell in (None, c.cell.index)]
         runs: dict[str | None, PlannedCell] = {}
         for one in chosen:
@@ -90,9 +98,21 @@ class Driver:
         table = make_table(self.spec, self.resolve, records, self.available, self.scale, self.scale_note)
         axes = {
             override_key(o) for cell in expand(self.spec) for o in cell.overrides
-        }  # an axis keeps its values, whatever is asked
+        }  # they keep their values, whatever is asked
         changed = [o for o in self.settings if override_key(o) not in axes]
-        return replace(table, notes=(*table.notes, f"settings of the command line: {', '.join(changed)}")) if changed else table
+        return replace(table, notes=(*table.notes, f"{SETTINGS}: {', '.join(changed)}")) if changed else table
+
+    def note_of(self, table: Table) -> list[str]:
+        """What a table says of the settings that it was made with."""
+        return [note for note in table.notes if note.startswith(SETTINGS)]
+
+    def narrow(self, planned: Plan) -> Plan:
+        """The part of a plan that agrees with the command line; nothing where no cell does."""
+        try:
+            kept = {c.index for c in narrowed([c.cell for c in planned.cells], self.overrides)}
+        except ValueError:
+            kept = set()
+        return replace(planned, cells=tuple(c for c in planned.cells if c.cell.index in kept))
 
     def committed(self) -> Records:
         """The records that are committed beside this scale's tables."""
@@ -147,6 +167,7 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     wanted = wanted_of(every, planned, cfg.cell)
     if cfg.plan and len(every) == 1:
         planned = [combine([planned[0], *plans_of_others(cfg, every[0], records)]).plans[every[0].spec.id]]
+    planned = [one.narrow(its) for one, its in zip(every, planned, strict=True)]
     if cfg.cell is None:
         show_plans(planned, console)
     if cfg.plan:
@@ -155,6 +176,8 @@ def run_experiment(cfg: DictConfig, overrides: Sequence[str], run: Run, prefligh
     jobs = [
         Job(f"{one.spec.id} {its.cell.name}", its.run_id, partial(one.resolve.config, its.cell.overrides)) for one, its in wanted
     ]
+    if cfg.cell is None:
+        refuse_unwritable(every[0].results, cfg.runtime.results_dir)
     failed = run_jobs(jobs, every[0].runs_dir, run, preflight, console)
     if cfg.cell is None:
         failed += finish(every, measure, console)
@@ -244,11 +267,11 @@ def finish(every: Sequence[Driver], measure: Measure, console: Console) -> list[
                 )
     for one in every:
         table = one.table(records)
-        if one.settings and loses(table, one.results):
+        if why := why_kept(table, one):
             print_table(table, console)
             console.print(
-                f"not written: {shown(one.results / one.spec.id)}.* are the results without {', '.join(one.settings)} and stay as they "
-                "are; runtime.results_dir=FOLDER writes these to another folder",
+                f"not written: {shown(one.results / one.spec.id)}.* stays as it is: {why}; runtime.results_dir=FOLDER writes this one "
+                "to another folder",
                 markup=False, highlight=False,
             )  # fmt: skip
             continue
@@ -256,7 +279,7 @@ def finish(every: Sequence[Driver], measure: Measure, console: Console) -> list[
         export(one, records)
         print_table(table, console)
         console.print(f"written: {', '.join(map(shown, written))}", markup=False)
-    if every[0].results.parent.name == RESULTS:
+    if every[0].has_pages:
         write_pages(every[0].results.parents[1], every[0].scale)
     return failed
 

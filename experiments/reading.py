@@ -17,10 +17,9 @@ from experiments.table import Column, Difference, Line, Table, Value
 
 def read_table(path: Path) -> Table:
     """One table. Raises ValueError naming the file when it holds no table of this version."""
-    data = json.loads(path.read_text(encoding="utf-8"))
     try:
-        return _table(data)
-    except (KeyError, TypeError) as problem:
+        return _table(json.loads(path.read_text(encoding="utf-8")))
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise ValueError(f"{path} is no table of this version ({problem!r}); render it again") from problem
 
 

@@ -6,6 +6,7 @@ checked, because fonts differ between machines while its data, the CSV, do not.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from experiments.figures import FORMATS, write_figures
@@ -27,3 +28,15 @@ def check_results(table: Table, spec: ExperimentConfig, folder: Path) -> list[st
         missing = [folder / f"{table.id}.{kind}" for kind in FORMATS if not (folder / f"{table.id}.{kind}").exists()]
         changed += [f"{path} does not exist" for path in missing]
     return changed
+
+
+def refuse_unwritable(folder: Path, asked: str) -> None:
+    """Raises ValueError, before hours of runs, for a results folder that cannot be made or written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        raise ValueError(
+            f"runtime.results_dir={asked} cannot be written ({problem.strerror}); name another folder, nothing was started"
+        ) from problem

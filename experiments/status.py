@@ -149,9 +149,16 @@ def show_status(every: Sequence[Experiment], console: Console) -> None:
 
     Raises ValueError for overrides that no cell agrees with, RuntimeError if SLURM does not answer.
     """
+    refused = []
     for one in every:
         planned = one.plan(load_records([one.runs_dir], check_inputs=True))
-        wanted = {c.index for c in narrowed([c.cell for c in planned.cells], one.overrides)}
+        try:
+            wanted = {c.index for c in narrowed([c.cell for c in planned.cells], one.overrides)}
+        except ValueError as problem:  # of several tables those without the axis value have nothing to say
+            refused.append(problem)
+            continue
         tasks = read_queue(same_cells(one.overrides))
         status = status_of(planned, tasks, locked_runs(one.runs_dir, planned.run_ids), wanted)
         console.print(describe_status(status), markup=False, highlight=False, soft_wrap=True)
+    if len(refused) == len(every):
+        raise refused[0]

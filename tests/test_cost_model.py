@@ -93,6 +93,16 @@ def test_a_method_of_the_user_s_own_is_known_by_its_runs_alone() -> None:
         assert CostModel(measured=[record]).estimate(CONFIG).seconds == pytest.approx(30.0 + 5.0)
 
 
+def test_measured_passes_are_told_apart_by_their_signal() -> None:
+    """10 s of the paper's proxy say nothing of LoRA-B's pass, which stays the model's; two selections in one run are two of 5 s."""
+    paper = measured_run(config=MEASURABLE, training=30.0, tokens=120_000)
+    own = {**MEASURABLE, "selector": {**MEASURABLE["selector"], "proxy": {"proxy": "lora_b"}}}
+    found = list(CostModel(measured=[paper]).estimate(own).features.values())
+    assert found == [pytest.approx(CostModel().stages(own)["selection"]), 10.0]
+    twice = replace(paper, selection={**paper.selection, "reselections": [{}]})
+    assert list(CostModel(measured=[twice]).estimate(MEASURABLE).features.values()) == [5.0]
+
+
 @pytest.mark.parametrize(
     "lost", ["evaluation_seconds", "training_seconds", "selection_seconds", "feature_seconds", "forward_passes"]
 )

@@ -31,6 +31,10 @@ _RESULTS = ("results", "docs/findings.md")
 """What a finished table writes: no run reads it, and the next one must not count as made from changed sources for it."""
 
 
+_SOURCES = ("src", "baselines", "eval", "experiments", "conf")
+"""Where also a file that git does not know yet may be what a run was made with: a selector of one's own."""
+
+
 @functools.cache
 def commit() -> tuple[str, bool]:
     """The commit of the source tree and whether it had uncommitted changes; ("unknown", True) outside a git checkout."""
@@ -41,7 +45,10 @@ def commit_of(root: Path) -> tuple[str, bool]:
     """`commit` of any source tree. Changes of results alone do not count."""
     paths = [".", *(f":(exclude){name}" for name in _RESULTS)]
     try:
-        return _git(root, "rev-parse", "HEAD"), bool(_git(root, "status", "--porcelain", "-uno", "--", *paths))
+        changed = _git(root, "status", "--porcelain", "-uno", "--", *paths) or _git(
+            root, "status", "--porcelain", "--", *_SOURCES
+        )
+        return _git(root, "rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
 
