@@ -41,7 +41,7 @@ def index_markdown(scale: str, tables: Mapping[str, Table], records: Records) ->
         f"{note}.".replace("..", "."),
         f"Made by `python run.py +experiment=ID +scale={scale}` from {len(runs)} runs, whose records lie in `records/` and whose diagnostics lie in "
         f"`artifacts/`. `python run.py +experiment=ID +scale={scale} check=true` makes a table again from those and says whether a file would "
-        f"change; `explain=[LINE,COLUMN]` names the runs behind a number. What follows for the paper's claims stands in `{FINDINGS}`.",
+        f'change; `python run.py --explain ID "LINE" COLUMN +scale={scale}` names the runs behind a number, LINE with its ratio as in "CluSTER r=1.00". What follows for the paper\'s claims stands in `{FINDINGS}`.',
         "\n".join(rows),
         check_markdown(run.stored.record for run in runs if run.stored),
     ]

@@ -29,7 +29,7 @@ done
 [ "$experiment" != all ] || fail "all is many tables: submit each by its name, so that an index means one cell"
 
 # A record names its commit: what runs must be what is committed, and new files of the code count too.
-dirty=$({ git status --porcelain -uno; git status --porcelain -- run.py src conf baselines eval experiments slurm; } | sort -u)
+dirty=$({ git status --porcelain -uno -- . ':(exclude)results' ':(exclude)docs/findings.md'; git status --porcelain -- run.py src conf baselines eval experiments slurm; } | sort -u)
 if [ -n "$dirty" ]; then
   [ -n "$dry" ] || fail "the tree has uncommitted changes, commit them first:"$'\n'"$dirty"
   echo "note: would be refused, the tree has uncommitted changes:"$'\n'"$dirty" >&2

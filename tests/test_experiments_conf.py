@@ -106,6 +106,17 @@ def test_every_experiment_suits_every_scale(experiment: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [None, *SCALES])
+def test_a_re_selection_is_reached_at_every_scale(scale: str | None) -> None:
+    found = 0
+    for cell in expand(spec_at("beyond", scale)):
+        config = resolver("beyond", scale)(cell.overrides)[1]
+        epochs = config["sampler"]["reselect_every_epochs"]
+        found += epochs is not None or config["sampler"]["reselect_every_steps"] is not None
+        assert epochs is None or epochs < config["trainer"]["epochs"], cell.name
+    assert found == 3
+
+
+@pytest.mark.parametrize("scale", [None, *SCALES])
 @pytest.mark.parametrize("experiment", ["signals", "beyond"])
 def test_variants_stand_beside_the_paper_s_method_at_equal_budget(experiment: str, scale: str | None) -> None:
     """The clusters that set the number of rows are the paper's for every variant, whatever it clusters by itself."""
