@@ -57,7 +57,7 @@ def selection_passes(config: Mapping[str, Any]) -> Passes:
 
     LESS: one epoch of gradients over the pool and the validation rows for each of its checkpoints, after a warm-up of as many epochs
     on a part of the pool. Validation sets that come by subtask are left out: a hundred rows or so.
-    S2L: epochs of training of its proxy, and one pass for each point of a trajectory. IFD: with and without the instruction.
+    S2L: epochs of training of its proxy, and one pass for each point of a trajectory, of which there are no more than updates. IFD: with and without the instruction.
     """
     selector, name = config["selector"], selector_name(config)
     if name == "cluster":
@@ -75,8 +75,9 @@ def selection_passes(config: Mapping[str, Any]) -> Passes:
         return Passes(each, each)
     if name == "s2l":
         settings = selector["proxy"]
-        epochs = float(settings["training"]["epochs"])
-        return Passes(epochs + settings["points"], epochs, _proxy(config))
+        epochs, batch = settings["training"]["epochs"], settings["training"]["batch_rows"]
+        updates = epochs * math.ceil(pool_rows(config) / batch)
+        return Passes(float(epochs + min(settings["points"], updates)), float(epochs), _proxy(config))
     if name in ("full", "random"):
         return Passes()
     raise KeyError(f"selector {name}")

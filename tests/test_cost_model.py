@@ -24,6 +24,7 @@ SHAPE = {
     "num_key_value_heads": 3,
     "vocab_size": 49152,
 }
+SMALL = {"name": "small", "shape": SHAPE}
 CONFIG = {
     "model": {"name": "smollm2_135m", "shape": SHAPE},
     "data": {"name": "magicoder_oss_instruct_75k", "max_rows": None, "expected_rows": 1000},
@@ -159,8 +160,12 @@ def test_evaluation_tokens_by_hand() -> None:
             "4.24 N forward, 4.24 N backward",
         ),
         (
-            {"name": "s2l", "proxy": {"points": 12, "training": {"epochs": 3}, "model": {"name": "small", "shape": SHAPE}}},
+            {"name": "s2l", "proxy": {"points": 12, "training": {"epochs": 3, "batch_rows": 128}, "model": SMALL}},
             "15 N forward, 3 N backward, of the proxy small",
+        ),
+        (  # three updates of at most 400 rows leave three points
+            {"name": "s2l", "proxy": {"points": 12, "training": {"epochs": 1, "batch_rows": 400}, "model": SMALL}},
+            "4 N forward, 1 N backward, of the proxy small",
         ),
     ],
 )
